@@ -88,7 +88,7 @@ def test_a_job_moves_once_at_most(start: str) -> None:
 @pytest.mark.parametrize("struck", ["sender", "receiver", "another member"])
 @pytest.mark.parametrize("frame", ["lead", "host-seen", "closed"])
 def test_one_dies_during_the_handover(frame: str, struck: str) -> None:
-    """LEAD goes from the host to the first, HOST-SEEN back, CLOSED from the host to each member."""
+    """LEAD goes from the host to the first, HOST_SEEN back, CLOSED from the host to each member."""
     for seed in SEEDS:
         gathering = gather(seed)
         processes = everybody(gathering, "the first comes last")

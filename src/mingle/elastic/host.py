@@ -189,8 +189,8 @@ class ElasticHost(Host):
 
     # --- after everything that happened ----------------------------------------------------------------------------
 
-    def _hold(self, now: float) -> None:
-        super()._hold(now)
+    def _advance(self, now: float) -> None:
+        super()._advance(now)
         self._look(now)
 
     def _look(self, now: float) -> None:

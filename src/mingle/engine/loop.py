@@ -4,7 +4,8 @@ A rank's `Discovery` and an agent's `Gathering` are loops. A caller waits for a 
 run (`Loop.call`, `Loop.ask`); it changes nothing of the loop's itself. Four rules keep them apart:
 
 - Python runs signal handlers in the main thread only, so no exception of the application reaches the loop. The loop's
-  thread blocks all signals: the kernel then delivers them to a thread of the application, and ends its wait.
+  thread blocks all signals but those of a fault of its own (SIGSEGV, say): the kernel then delivers them to a thread of
+  the application, and ends its wait.
 - The loop and the threads that it starts load no module and start no process. Its caller can be inside an import (a
   module that calls ``mingle.init``), and the two would wait for each other; a child process would inherit the blocked
   signals. A caller that waits does what needs more modules: the progress line, and the diagnosis of this machine.

@@ -276,18 +276,18 @@ class Host:
             case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self._proves_on(conn):
                 assert self._prover is not None
                 self._prover.handle(event, now)
-                self._hold(now)
+                self._advance(now)
             case BytesReceived(conn, untrusted):
                 self._received(conn, untrusted, now)
             case Disconnected(conn, reason):
                 self._callers.forget(conn)
                 self.registrar.lost(conn, now, reason)
-                self._hold(now)
+                self._advance(now)
             case StorePrepared(port):
                 self.registrar.store_prepared(port)
             case StoreOpened(epoch, port, token):
                 self.registrar.store_opened(epoch, port, token, now)
-                self._hold(now)
+                self._advance(now)
             case StoreFailed(epoch, error):
                 self._store_failed(epoch, error)
             case AddressesChanged(addresses):
@@ -315,7 +315,7 @@ class Host:
         if not self.finished:
             targets = named(offer, source.interface, source.address)
             self.conflicts.heard(offer, targets, now, sender=source.address, in_folder=source.folder)
-            self._hold(now)
+            self._advance(now)
 
     # --- connections -----------------------------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class Host:
     def _handle_conflict(self, event: ConnectionEvent, now: float) -> None:
         """Handle what has happened on a connection to another host of the job."""
         self.conflicts.handle(event, now)
-        self._hold(now)
+        self._advance(now)
         if not self.finished:
             self._judge(now)
 
@@ -351,14 +351,14 @@ class Host:
                 note_name(self.diagnostics.secret_failures, f"{caller.address}: {failure}")
             self._callers.hang_up(conn)
             self.registrar.lost(conn, now, str(failure))
-            self._hold(now)
+            self._advance(now)
             return
         if caller.conversation.proved and not was_proved:
             self._greet(conn, caller, now)
         for frame in received:
             if conn in self._callers:
                 self._frame(conn, caller, frame, now)
-        self._hold(now)
+        self._advance(now)
 
     def _greet(self, conn: int, caller: Caller, now: float) -> None:
         """Answer a caller that has just proved itself and only asks."""
@@ -405,9 +405,9 @@ class Host:
             else:
                 self._callers.answer(conn, "status", registrar.status_version(), lambda: [registrar.status()])
 
-    def _hold(self, now: float) -> None:
-        """Tell the registrar, after every event, whether it can go on, and what the proof of the mesh has shown."""
-        self.registrar.hold(self.conflicts.any_alive, now)
+    def _advance(self, now: float) -> None:
+        """Have the registrar take the steps that an event has made due, and tell it what the mesh has shown."""
+        self.registrar.advance(now, held=self.conflicts.any_alive)
         while self._prover is not None and self._prover.done:
             prover, self._prover = self._prover, None
             self.registrar.proved(self._proved_epoch, prover.failures, now)
@@ -547,7 +547,7 @@ class Host:
         self.registrar.handle_timer(now)
         self.conflicts.handle_timer(now)
         self._announcements.handle_timer(now, forming=isinstance(self.state, Forming))
-        self._hold(now)
+        self._advance(now)
         if not self.finished:
             self._judge(now)
 

@@ -1,9 +1,10 @@
 """A member's part in the two-phase commit of its session, from its seat to GO. Pure.
 
 The host is the coordinator (:mod:`mingle.protocol.registrar`), each member is a participant. SEALED asks it to prepare,
-ACK is its vote, GO is commit, and VOID is abort (Gray, "Notes on Data Base Operating Systems", 1978). From CONFIRMED
-on a participant is bound to the session: it can't tell which of its frames have arrived, so the host may have decided
-GO, and only VOID or the end of the session releases it.
+ACK is its vote, GO is commit, and VOID is abort (Gray, "Notes on Data Base Operating Systems", 1978). After its ACK a
+participant is bound to the session: the host may have decided GO, and only VOID or the end of the session releases it.
+It is treated so from CONFIRMED on, although there is no GO without its ACK: if connections break for a moment, the
+members that all wait for GO must not scatter to other sessions.
 
 The host numbers its attempts: an *epoch* begins with CONFIRM and ends with GO or VOID.
 """
@@ -132,7 +133,7 @@ class Participant:
 
     @property
     def is_bound(self) -> bool:
-        """Whether the member has sent CONFIRMED: the host may go on to GO without hearing of a new connection."""
+        """Whether the member has sent CONFIRMED, and stays with this session until its end or VOID."""
         return isinstance(self.state, AwaitingSeal | ProvingStore | AwaitingGo)
 
     @property

@@ -513,7 +513,7 @@ class Registrar:
             self._advance(now)
 
     def hosts_itself(self, conn: int, now: float) -> None:
-        """Handle HOST-SEEN of a member about its own session: it is a member of this one no more."""
+        """Handle HOST_SEEN of a member about its own session: it is a member of this one no more."""
         seat, state = self.seats.member_at(conn), self.state
         if seat is None or state.sealed:
             return
@@ -547,8 +547,8 @@ class Registrar:
 
     # --- the host --------------------------------------------------------------------------------------------------
 
-    def hold(self, held: bool, now: float) -> None:
-        """Pause (or continue) the steps from Open to GO."""
+    def advance(self, now: float, *, held: bool) -> None:
+        """Take the steps from Open to GO that are due; none while another session may hold the job."""
         self.held = held
         self._advance(now)
 

@@ -95,7 +95,7 @@ class Registry:
         leases = self.quorum.leases
         for each in map(member, letters) if letters else self.registrar.seats:
             leases.answered(each, leases.ask(each, self.now))
-        self.registrar.hold(False, self.now)  # as the host does after every event
+        self.registrar.advance(self.now, held=False)  # as the host does after every event
 
     def open_store(self) -> None:
         self.registrar.store_opened(self.registrar.state.epoch, 5000, "token", self.now)

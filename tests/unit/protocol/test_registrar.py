@@ -158,9 +158,9 @@ def test_a_store_ahead_decides_nothing() -> None:
 
 def test_store_is_opened_ahead_only_for_members_and_while_not_held() -> None:
     registrar = at(Open)
-    registrar.hold(True, 1.1)
+    registrar.advance(1.1, held=True)
     assert not prepared(registrar, 1.5)
-    registrar.hold(False, 1.6)
+    registrar.advance(1.6, held=False)
     assert prepared(registrar, 1.5 + AHEAD_SECONDS)
     registrar = at(Open)
     registrar.lost(1, 1.1, "reset")
@@ -421,7 +421,7 @@ def test_no_acknowledgement_in_time() -> None:
 @pytest.mark.parametrize("phase", [Open, Confirming, Acknowledging])
 def test_a_held_session_decides_nothing_that_cannot_be_taken_back(phase: type[State]) -> None:
     registrar = at(phase)
-    registrar.hold(True, 3.0)
+    registrar.advance(3.0, held=True)
     registrar.port.take()
     if phase is Open:
         registrar.join(2, member(2), join(2), 3.0)
@@ -434,7 +434,7 @@ def test_a_held_session_decides_nothing_that_cannot_be_taken_back(phase: type[St
         registrar.acknowledged(2, 4.0)
         waits_in = Acknowledging
     assert phase_of(registrar) is waits_in
-    registrar.hold(False, 5.0)
+    registrar.advance(5.0, held=False)
     assert type(registrar.state) is {Open: Confirming, Confirming: Sealing, Acknowledging: Committed}[phase]
 
 
@@ -442,7 +442,7 @@ def test_a_held_session_decides_nothing_that_cannot_be_taken_back(phase: type[St
 def test_a_session_that_is_held_for_too_long_is_open_again(phase: type[State], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Admission, "confirm_seconds", 12.0)
     registrar = at(phase)
-    registrar.hold(True, 3.0)
+    registrar.advance(3.0, held=True)
     if phase is Confirming:
         confirm_all(registrar)
     else:
@@ -457,7 +457,7 @@ def test_a_session_that_is_held_for_too_long_is_open_again(phase: type[State], m
         (void,) = told(decided, conn, frames.Void)
         assert "held by another session" in void.reason
     assert phase_of(registrar) is Open
-    registrar.hold(False, due + 1.0)
+    registrar.advance(due + 1.0, held=False)
     assert phase_of(registrar) is Confirming
 
 
