@@ -166,6 +166,8 @@ def test_job_of_more_than_256_nodes_dials_a_sample() -> None:
     gathering.run()
     gathering.expect_formed(within=3.0)
     assert len(dialed) == mesh.SAMPLE * gathering.size
+    (notice,) = gathering.processes[0].notices
+    assert "its mesh of 300 nodes is sampled: each node has reached 32 others" in notice
 
 
 @pytest.mark.parametrize("seed", range(7))

@@ -46,6 +46,9 @@ class RecordingPort:
     def mesh_warning(self, proof: Proof) -> None:
         self.calls.append(("mesh_warning", proof))
 
+    def mesh_sampled(self, proof: Proof) -> None:
+        self.calls.append(("mesh_sampled", proof))
+
     def reopened(self, reason: str, now: float) -> None:
         self.calls.append(("reopened", reason))
 

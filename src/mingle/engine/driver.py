@@ -567,8 +567,8 @@ class Driver:
             case Hangup(conn) | Reset(conn):
                 self._dialed.pop(conn, None)
                 (self.connections.reset if isinstance(effect, Reset) else self.connections.hang_up)(conn)
-            case Notice(text):
-                self._say(logging.WARNING, text, None)
+            case Notice(text, warns):
+                self._say(logging.WARNING if warns else logging.INFO, text, None)
             case _:
                 self._perform_more(effect)
         for event in events:

@@ -102,9 +102,11 @@ class CloseStore(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """Show a warning to people."""
+    """Show a message to people."""
 
     text: str
+    warns: bool = True
+    """Whether it is a warning."""
 
 
 _StoreEffect: TypeAlias = PrepareStore | OpenStore | ReachStore | ProveStore | FormedStore | CloseStore

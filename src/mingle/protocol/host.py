@@ -475,6 +475,10 @@ class Host:
         """Show which nodes can't reach each other, and go on."""
         self._effects.append(Notice(mesh_report.warning(self.identity.job, proof, self.identity.who.unit)))
 
+    def mesh_sampled(self, proof: Proof) -> None:
+        """Show that only a sample of the pairs was proved."""
+        self._effects.append(Notice(mesh_report.sample(self.identity.job, proof), warns=False))
+
     def reopened(self, reason: str, now: float) -> None:
         """Announce that the session takes members again."""
         self._stop_proving()

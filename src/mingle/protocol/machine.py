@@ -251,6 +251,9 @@ class RegistrarPort(Protocol):
     def mesh_warning(self, proof: Proof) -> None:
         """Show the same as a warning."""
 
+    def mesh_sampled(self, proof: Proof) -> None:
+        """Show that only a sample of the pairs was proved."""
+
     def reopened(self, reason: str, now: float) -> None:
         """Announce that an epoch was voided and the session takes members again."""
 

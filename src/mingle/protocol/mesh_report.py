@@ -391,7 +391,7 @@ def describe(proof: Proof) -> tuple[str, list[str]]:
     """Return a heading, and the patterns of what fails, one a line."""
     text, total = _Text(proof), len(proof.nodes)
     others = f", nor on those of {', '.join(proof.others)}" if proof.others else ""
-    sample = f" (sampled: each node has dialed {len(targets_of(0, total))} others)" if proof.sampled else ""
+    sample = f" (sampled: each node has dialed {_dialed(total)} others)" if proof.sampled else ""
     heading = (
         f"its {total} nodes can't all open TCP connections to each other on the network of {proof.network}"
         f"{others}{sample}"
@@ -418,3 +418,13 @@ def warning(job: str, proof: Proof, unit: Unit) -> str:
         f"job {job!r}: {heading}; the {unit}s start all the same (mesh=warn): {'; '.join(lines)}. "
         f"Likely cause: {cause}. Fix: {remedy}"
     )
+
+
+def sample(job: str, proof: Proof) -> str:
+    """Return the message that not every pair of a large job was proved."""
+    total = len(proof.nodes)
+    return f"job {job!r}: its mesh of {total} nodes is sampled: each node has reached {_dialed(total)} others by TCP"
+
+
+def _dialed(nodes: int) -> int:
+    return len(targets_of(0, nodes))

@@ -735,6 +735,8 @@ class Registrar:
             case Chosen(address=address, broken=broken):
                 if broken is not None:
                     self._port.mesh_warning(broken)
+                elif state.proof is not None and state.proof.sampled:
+                    self._port.mesh_sampled(state.proof)
                 return address
             case NothingShared():
                 self._keep_apart(state, now)
