@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -98,14 +99,44 @@ def test_node_ranks_that_some_hosts_ask_for_are_named(lab: Lab, job: MakeJob, se
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
-def test_a_node_rank_that_two_hosts_ask_for_is_named(lab: Lab, job: MakeJob, seed: int) -> None:
+def test_a_node_rank_that_another_host_has_is_an_error_that_names_it(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
-    first, second = hosts = [lab.host(network) for _ in range(2)]
-    made = job(f"twice-{seed}", "2")
-    start_in_any_order(made, {host: {"MINGLE_NODE_RANK": "0"} for host in hosts}, seed)
-    assert sorted(ranks(made, hosts)) == [0, 1]
-    text = f"2 nodes ask for node rank 0: {first.address()}, {second.address()}; fix: give each node"
-    made.until(lambda: all(text in warnings(made, host) for host in hosts), "the warning on each host")
+    first, second, third = (lab.host(network) for _ in range(3))
+    made = job(f"twice-{seed}", "2:3")
+    ranked = {first: "0", second: "1", third: "1"}
+    start_in_any_order(made, {host: {"MINGLE_NODE_RANK": rank} for host, rank in ranked.items()}, seed)
+    claimants = [second, third]
+    made.until(lambda: any(made.agents[host].exit_code is not None for host in claimants), "an error")
+    refused, holder = claimants if made.agents[second].exit_code is not None else claimants[::-1]
+    failure = made.agents[refused].error(SECONDS)
+    assert failure.name == "ConflictError"
+    assert f"host {holder.name} ({holder.address()}), pid {made.agents[holder].pid}: " in failure.message
+    assert "node rank taken (node rank 1 is held by another live node)" in failure.message
+    assert "(this one by MINGLE_NODE_RANK='1')" in failure.message
+    assert "fix: give each machine its own node rank" in failure.message
+    made.wait_for_group([first, holder])
+    assert ranks(made, [first, holder]) == [0, 1]
+    made.finish(first, holder)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("struck", [0, 1])
+def test_a_host_that_is_killed_and_started_again_keeps_its_node_rank(
+    lab: Lab, job: MakeJob, struck: int, seed: int
+) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    made = job(f"again-{struck}-{seed}", "2:3", restarts=3)
+    ranked = {host: {"MINGLE_NODE_RANK": str(rank)} for rank, host in enumerate(hosts)}
+    start_in_any_order(made, ranked, seed)
+    made.wait_for_group(hosts)
+    hosts[struck].kill()
+    made.start(hosts[struck], **ranked[hosts[struck]])
+    began = time.monotonic()
+    made.wait_for_group(hosts, since=began)
+    others = [host for host in hosts if host is not hosts[struck]]
+    assert ranks(made, [*others, hosts[struck]]) == [0, 1, 2]
     made.finish(*hosts)
 
 

@@ -11,6 +11,7 @@ at a chosen frame. At the end all is healed and as many live as there were. What
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable
 
 from mingle.elastic.quorum import Nodes
@@ -53,6 +54,7 @@ class AgentSchedule(Strikes):
         self.chaos = rng.uniform(5.0, 80.0)
         self.current: dict[int, AgentProcess] = {}
         self._ending: set[AgentProcess] = set()
+        self._draw_orders(random.Random(f"orders of {seed}"))
         self._slow_processors(self.count)
         for number in range(self.count):
             at = rng.uniform(0, 3) if rng.random() < 0.8 else rng.uniform(0, self.chaos)
@@ -66,6 +68,14 @@ class AgentSchedule(Strikes):
             self._plan_strike_at_frame()
         gathering.world.watchers.append(self._end_with_the_job)
         gathering.world.after(self.chaos, self._heal)
+
+    def _draw_orders(self, rng: random.Random) -> None:
+        """Let machines have node ranks of their own, names, or nothing."""
+        kind = rng.choice(("ranks", "ranks", "names", "some ranks", "nothing"))
+        for machine, number in enumerate(rng.sample(range(10), 10)):
+            if kind in ("ranks", "names") or (kind == "some ranks" and number % 2):
+                begin = b"\x01" if kind == "names" else b"\x00\x00\x00\x00"
+                self.gathering.orders[f"m{machine}"] = begin + bytes((number,))
 
     # --- bad luck --------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.events import Address, TimerDue
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity
+from mingle.protocol.seats import CLAIM_BYTES, EXPLICIT
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES
 from mingle.wire.frames import ProcessInfo
@@ -246,6 +247,10 @@ class AgentInvariants:
             self.quorate.append(part.session)
         if outcome is not None:
             assert outcome.session in self.sessions, f"{process.name} is in a session that has not formed"
+        if isinstance(part, ElasticHost):
+            orders = [seat.applicant.order for seat in part.registrar.seats.values()]
+            claims = [order for order in orders if len(order) == CLAIM_BYTES and order.startswith(EXPLICIT)]
+            assert len(claims) == len(set(claims)), f"two members of {process.name}'s session have one node rank"
         if len(self.agents()) > self.policy.nodes.maximum:
             return
         held = [each for each in self.holders() if self._truly_held(each)]
@@ -308,6 +313,8 @@ class AgentGathering:
         """By how many seconds the wall clock of a machine is ahead of the truth; any other machine's is right."""
         self.uneven_clocks = False
         """Whether clocks run up to a hundredth faster or slower than the truth."""
+        self.orders: dict[str, bytes] = {}
+        """The order of the nodes on a machine; any other machine's agents have none."""
         self.invariants = AgentInvariants(self.world, self.policy)
         self._pids = 100
 
@@ -335,9 +342,10 @@ class AgentGathering:
             rank=None,
             world_size=wanted.maximum,
             node=machine,
-            who=ProcessInfo(hostname=machine, pid=self._pids, address=where.nics[0].address),
+            who=ProcessInfo(hostname=machine, pid=self._pids, address=where.nics[0].address, unit="node"),
             kind="agents",
             minimum=wanted.minimum,
+            order=self.orders.get(machine, b""),
         )
         key = None if self.secret is None else JobKey(self.secret, "job")
 

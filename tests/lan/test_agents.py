@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
 from mingle.protocol.events import Address, AddressesChanged
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, ProvingStore
-from mingle.protocol.registrar import Confirming, Sealing
+from mingle.protocol.registrar import Confirming, Registrar, Sealing
+from mingle.protocol.seats import Seated, Seats, rank_taken
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
 from tests.lan.agents import STARTED_AT, AgentGathering, AgentProcess
@@ -770,3 +771,123 @@ def test_a_session_that_waits_for_a_confirmation_when_it_hears_of_a_small_one_wi
     late.cont()
     gathering.run_until_together([first, *agents, asking], 15.0)
     assert gathering.host_of([first, *agents, asking]) is host
+
+
+# --- node ranks given by hand -----------------------------------------------------------------------------------------
+
+
+def claim(rank: int) -> bytes:
+    return bytes((0, 0, 0, 0, rank))
+
+
+def claimants(seed: int, nodes: tuple[int, int] = (2, 4), *, twice: bool = True) -> AgentGathering:
+    """A gathering of machines with a node rank of their own; ``m3`` has that of ``m1``, too."""
+    gathering = AgentGathering(seed, nodes)
+    gathering.orders = {f"m{number}": claim(number) for number in range(4)}
+    if twice:
+        gathering.orders["m3"] = claim(1)
+    return gathering
+
+
+def expect_conflict(refused: AgentProcess, holder: AgentProcess) -> None:
+    """Demand that an agent has failed since another one has its node rank."""
+    text = str(refused.agent.failure)
+    assert isinstance(refused.agent.failure, ConflictError), text
+    assert f"refused by {holder.identity.who}: node rank taken (node rank 1 is held by another live node)" in text
+
+
+def only_one(gathering: AgentGathering, one: AgentProcess, other: AgentProcess, within: float) -> AgentProcess:
+    """Run until one of two agents with one node rank has failed because of the other one; return the other one."""
+    assert gathering.world.run(within, until=lambda: one.failed_at is not None or other.failed_at is not None)
+    refused, holder = (one, other) if one.failed_at is not None else (other, one)
+    expect_conflict(refused, holder)
+    return holder
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_two_agents_that_start_with_one_node_rank(seed: int) -> None:
+    """They host, are members, or come when the others have begun."""
+    gathering = claimants(seed)
+    gathering.lan.loss = gathering.rng.choice((0.0, 0.3))
+    agents = gathering.everybody(4, within=gathering.rng.choice((0.0, 2.0, 9.0)))
+    holder = only_one(gathering, agents[1], agents[3], 25.0)
+    gathering.run_until_together([agents[0], agents[2], holder], 15.0)
+
+
+@pytest.mark.parametrize("machine", ["m1", "m3"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_agents_that_come_late_with_one_node_rank(seed: int, machine: str) -> None:
+    """On one machine or on two; neither has a seat yet when the other one asks for one."""
+    gathering = claimants(seed, (2, 5))
+    others = [gathering.start("m0"), gathering.start("m2"), gathering.start("m4")]
+    gathering.run_until_together(others, 15.0)
+    holder = only_one(gathering, gathering.start("m1"), gathering.start(machine), 10.0)
+    gathering.run_until_together([*others, holder], 15.0)
+    gathering.world.run(20.0)
+    assert gathering.together([*others, holder])
+
+
+@pytest.mark.parametrize("end", ["killed", "power off", "stopped"])
+@pytest.mark.parametrize("victim", ["host", "member"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_agent_that_is_started_again_gets_the_node_rank_of_the_one_that_is_gone(
+    seed: int, victim: str, end: str
+) -> None:
+    gathering = claimants(seed, (2, 5), twice=False)
+    agents = running(gathering, 4)
+    host = gathering.host_of(agents)
+    old = host if victim == "host" else without(agents, host)[0]
+    if end == "stopped":
+        old.stop()
+    else:
+        if end == "power off":
+            gathering.network.cut(old.machine)
+        old.kill()
+        gathering.network.heal(old.machine)
+    new = gathering.start(old.machine.name, at=gathering.rng.uniform(0, 3))
+    gathering.run_until_together([*without(agents, old), new], NOTICED_SECONDS + 15.0)
+    assert new.agent.failure is None
+    if end == "stopped":
+        old.cont()
+        assert gathering.world.run(30.0, until=lambda: old.failed_at is not None)
+        assert f"refused by {new.identity.who}: node rank taken" in str(old.agent.failure)
+
+
+def let_latecomers_pass(patch: pytest.MonkeyPatch) -> None:
+    genuine = Seats.same_place
+
+    def same_place(seats: Seats, applicant: frames.Join) -> Seated | None:
+        holder = genuine(seats, applicant)
+        return None if holder is not None and holder.member in seats.latecomers else holder
+
+    patch.setattr(Seats, "same_place", same_place)
+
+
+def refuse_without_a_question(patch: pytest.MonkeyPatch) -> None:
+    def challenge(registrar: Registrar, holder: Seated, conn: int, _: bytes, applicant: frames.Join, __: float) -> None:
+        registrar._refuse(conn, applicant, rank_taken(holder))
+
+    patch.setattr(Registrar, "_challenge", challenge)
+
+
+def come_late(seed: int) -> None:
+    test_two_agents_that_come_late_with_one_node_rank(seed, "m3")
+
+
+def come_again(seed: int) -> None:
+    test_an_agent_that_is_started_again_gets_the_node_rank_of_the_one_that_is_gone(seed, "member", "stopped")
+
+
+@pytest.mark.parametrize(
+    ("plant", "scenario", "seed"), [(let_latecomers_pass, come_late, 0), (refuse_without_a_question, come_again, 0)]
+)
+def test_a_mistake_about_node_ranks_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    scenario: Callable[[int], None],
+    seed: int,
+) -> None:
+    scenario(seed)
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        scenario(seed)

@@ -62,11 +62,6 @@ def asks(order: bytes) -> bool:
     return order.startswith(EXPLICIT)
 
 
-def claimed_rank(order: bytes) -> int | None:
-    """Return the node rank that a node was given by hand, which no other node can have; None: it was given none."""
-    return int.from_bytes(order[1:], "big") if asks(order) and len(order) == 1 + _RANK_BYTES else None
-
-
 def _natural(text: str) -> bytes:
     """Return text as bytes whose order is the natural one: each run of digits is its length and the digits.
 

@@ -16,7 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from mingle import forksafe, records
+from mingle.config.order import order_of
 from mingle.config.settings import Settings
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.agent import Agent
@@ -305,10 +308,12 @@ class Gathering(Loop):
         self._stores = StoreKeeper(driver, self.call, port=settings.master_port)
         stack.callback(self._stores.release)
         stack.callback(self._stores.close)
-        context = machine_context(settings, self._key, driver)
+        context, endpoints = machine_context(settings, self._key, driver), driver.listen()
+        order = order_of(settings.placement, self._identity.who.hostname, endpoints.addresses[0].address)
+        self._identity = structs.replace(self._identity, order=order)
         self._agent = Agent(
             self._identity,
-            driver.listen(),
+            endpoints,
             context,
             self.clock(),
             policy=self._policy,

@@ -35,7 +35,7 @@ from mingle.distributed.environment import process_environment
 from mingle.elastic import rounds as agent_rounds
 from mingle.elastic.rounds import BACKEND, Rounds, Since
 from mingle.engine import progress
-from mingle.errors import DiscoveryTimeoutError, MingleError
+from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.protocol.machine import scoped
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class AgentHandler(RendezvousHandler):
             RendezvousClosedError: the job has been ended for good.
             RendezvousConnectionError: the store fails although its host lives.
             RendezvousError: the agents could not be brought together.
+            ConflictError: the other agents refuse this one: it was started with other sizes, or with their node rank.
         """
         broken = 0
         while True:
@@ -161,6 +162,8 @@ class AgentHandler(RendezvousHandler):
             gathered = self._gathering.gather()
         except DiscoveryTimeoutError as error:
             raise RendezvousTimeoutError(str(error)) from error.__cause__  # the message says it all
+        except ConflictError:
+            raise
         except MingleError as error:
             if self.is_closed():
                 raise self._closed_error() from error

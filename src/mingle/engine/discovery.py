@@ -150,6 +150,7 @@ def process_identity(
         local_rank=asked.local_rank,
         local_world_size=asked.local_world_size,
         node_rank=asked.node_rank,
+        node_rank_from=asked.node_rank_from,
         kind="ranks" if minimum is None else "agents",
         versions={
             "mingle": __version__,

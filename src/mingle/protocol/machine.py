@@ -50,6 +50,8 @@ class Identity(Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     local_world_size: int | None = None
     node_rank: int | None = None
+    node_rank_from: str = ""
+    """What gives the node rank, for messages."""
     kind: Kind = "ranks"
     versions: dict[str, str] = field(default_factory=dict)
     addresses: Callable[[], Collection[str]] = tuple

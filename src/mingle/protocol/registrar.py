@@ -328,7 +328,7 @@ class Registrar:
             self._refuse(conn, applicant, refusal)
             return
         holder = self.seats.holder(applicant.rank)
-        if holder is None and self.seats.assigned and self.admission.hands_over:
+        if holder is None and self.seats.assigned:
             holder = self.seats.same_place(applicant)
         if holder is None:
             self._seat(conn, member, applicant, now)

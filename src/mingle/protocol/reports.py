@@ -524,14 +524,15 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
     """Return the error of a rank that the host proved to have no place for."""
     who = f" by {refusal.who}" if refusal.who is not None else ""
     unit, size = identity.who.unit, _size(identity.who.unit)
+    by = f" (this one by {identity.node_rank_from})" if identity.node_rank_from else ""
     cause, remedy = {
         "rank taken": (
             f"the same {unit} was started twice",
             "give every process its own rank, or end the other one.",
         ),
         "node rank taken": (
-            "two machines were given the same node rank",
-            "give each machine its own node rank, or none of them.",
+            f"two machines were given the same node rank{by}, or this node was started twice",
+            "give each machine its own node rank, or none of them; if this node was started twice, end the other one.",
         ),
         "rank out of range": (f"the ranks don't fit the {size}", f"give ranks 0 … {size} - 1."),
         "world size": (

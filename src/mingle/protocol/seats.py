@@ -157,11 +157,12 @@ class Seats(dict[bytes, Seated]):
         return first if first.key[:4] < self[self.host.member].key[:4] else None
 
     def same_place(self, applicant: frames.Join) -> Seated | None:
-        """Return a member that was given the node rank of a newcomer, on another machine or as a node of its own."""
+        """Return who was given the node rank of a newcomer, on another machine or as a node of its own."""
         if not applicant.order.startswith(EXPLICIT) or len(applicant.order) > CLAIM_BYTES:
             return None
         machine, shares = machine_of(applicant), applicant.who.unit == "rank"
-        alike = (seat for seat in self.values() if seat.applicant.order == applicant.order)
+        taken = (*self.values(), *(latecomer.seat for latecomer in self.latecomers.values()))
+        alike = (seat for seat in taken if seat.applicant.order == applicant.order)
         return next((seat for seat in alike if not shares or machine_of(seat.applicant) != machine), None)
 
     def paths(self) -> list[tuple[frames.Path, ...]]:

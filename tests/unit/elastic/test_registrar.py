@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from mingle.config.order import order_key
 from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS
 from mingle.elastic.quorum import CONFIRM_SECONDS, Memory, Nodes, Policy, Quorum
 from mingle.protocol.latecomers import ADMITTED_SECONDS
-from mingle.protocol.registrar import Committed, Confirming, Open, Registrar, Sealing
+from mingle.protocol.registrar import CHALLENGE_SECONDS, Committed, Confirming, Open, Registrar, Sealing
 from mingle.protocol.roster import whos
 from mingle.protocol.seats import HostSeat
 from mingle.wire import frames
@@ -34,7 +35,7 @@ def application(letter: str, **more: Any) -> frames.Join:
         "node": letter,
         "kind": "agents",
         "age": 60.0,
-        "who": frames.ProcessInfo(hostname=f"node-{letter}", pid=ord(letter), address=address),
+        "who": frames.ProcessInfo(hostname=f"node-{letter}", pid=ord(letter), address=address, unit="node"),
         "paths": (frames.Path(host_address=HOST_ADDRESS, local_address=address, interface="eth0"),),
     }
     return frames.Join(**{**defaults, **more})
@@ -575,3 +576,70 @@ def test_a_latecomer_that_never_comes_to_the_end_gives_its_place_free() -> None:
     registry.said()
     assert ("hang_up", late) in registry.last
     assert not registry.registrar.seats.is_full
+
+
+# --- node ranks given by hand -----------------------------------------------------------------------------------------
+
+CLAIM = order_key(1, "", "")
+
+
+def refusals(registry: Registry, conn: int) -> list[frames.AnyFrame]:
+    return [frame for frame in registry.said().get(conn, []) if isinstance(frame, frames.Refused)]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("node", ["C", "B"])
+def test_a_node_rank_that_a_living_member_has_is_refused_by_its_name(node: str, answers: bool) -> None:
+    registry = Registry(3, 4)
+    holder = registry.join("B", order=CLAIM)
+    registry.said()
+    newcomer = registry.join("C", node=node, order=CLAIM)
+    assert registry.said() == {holder: [frames.Ping()]}
+    if answers:
+        registry.registrar.pong(holder)
+        (refused,) = refusals(registry, newcomer)
+        assert isinstance(refused, frames.Refused)
+        assert (refused.reason, refused.detail) == ("node rank taken", "node rank 1 is held by another live node")
+        assert str(refused.who) == "host node-B (10.0.0.2), pid 66"
+        assert member("C") not in registry.registrar.seats
+    else:
+        registry.wait(CHALLENGE_SECONDS)
+        assert member("B") not in registry.registrar.seats
+        assert member("C") in registry.registrar.seats
+
+
+def test_the_node_rank_of_the_host_is_refused_at_once() -> None:
+    registry = Registry(3, 4)
+    registry.registrar.seats[member("A")].applicant = registry.wish("A", order=CLAIM)
+    (refused,) = refusals(registry, registry.join("B", order=CLAIM))
+    assert isinstance(refused, frames.Refused)
+    assert str(refused.who) == "host node-A (10.0.0.1), pid 65"
+
+
+def test_in_a_running_session_only_the_end_of_its_lease_takes_a_node_rank_from_a_silent_member() -> None:
+    registry = Registry(2, 4)
+    registry.go("B", "C")
+    registry.registrar.seats[member("B")].applicant = registry.wish("B", order=CLAIM)
+    newcomer = registry.join("D", order=CLAIM)
+    registry.wait(LEASE_SECONDS - 0.1)
+    assert registry.registrar.seats.find(member("D")) is None
+    registry.registrar.lost(1, registry.now, "it has not answered for too long")
+    assert registry.registrar.seats.find(member("D")) is not None
+    assert not refusals(registry, newcomer)
+
+
+def test_two_latecomers_with_one_node_rank_do_not_both_get_a_seat() -> None:
+    registry = Registry(2, 5)
+    registry.go("B", "C")
+    first = registry.join("D", order=CLAIM)
+    second = registry.join("E", order=CLAIM)
+    registry.registrar.pong(first)
+    assert refusals(registry, second)
+    assert list(registry.registrar.seats.latecomers) == [member("D")]
+
+
+def test_node_ranks_of_a_launcher_can_be_equal() -> None:
+    registry = Registry(3, 4)
+    for letter in "BC":
+        registry.join(letter, order=CLAIM + order_key(None, f"node-{letter}", "10.0.0.1"))
+    assert len(registry.registrar.seats) == 3

@@ -188,11 +188,6 @@ def test_a_node_has_the_name_of_a_round_only_once_it_is_in_it(made: list[Dynamic
             "some nodes ask for a node rank, and come first; these do not: 10.0.0.1, 10.0.0.2; "
             "fix: give each node a node rank of its own, or none",
         ),
-        (
-            [order_key(3, "", ""), order_key(3, "", ""), order_key(3, "", "")],
-            "3 nodes ask for node rank 3: 10.0.0.0, 10.0.0.1, 10.0.0.2; "
-            "fix: give each node a node rank of its own, or none",
-        ),
     ],
 )
 def test_doubtful_node_ranks_are_named(orders: list[bytes], expected: str) -> None:
