@@ -210,7 +210,6 @@ class ElasticHost(Host):
             self._sighted(offer, Source(interface=""), now)
         self.check(now)
         for offer, running in [] if self.closed else self.conflicts.proved():
-            # A host sends RUNNING once on a connection, so a session that was sealed then can be running by now.
             if running.state != "open" and self._comes_first(offer):
                 self._dissolve(elastic_reports.comes_second(self.identity, offer.host_name), offer)
                 break

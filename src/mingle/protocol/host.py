@@ -503,6 +503,10 @@ class Host:
         )
         self.state = transition(TRANSITIONS, self.state, "GO is decided", Serving(formation))
         self._effects.append(FormedStore())  # GO waits in the callers until they are flushed
+        for conn in self._callers.connections():
+            caller = self._callers[conn]
+            if caller.conversation.proved and caller.asks_only:
+                self._callers.send(conn, self._description.running(self.registrar, caller.hello.who, state.since))
         if not contiguous(list(state.places.values())):
             self._effects.append(Notice(reports.not_contiguous(self.identity)))
         if self.registrar.seats.assigned and self.registrar.admission.hands_over:

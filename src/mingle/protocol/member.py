@@ -511,7 +511,7 @@ class Joiner:
 
     def _joined(self, state: Joining, frame: frames.Joined) -> None:
         session = state.link.session
-        session.token = frame.token
+        session.token, session.ran = frame.token, None
         for other in self.search.table:
             if other is not session:
                 other.acknowledged = None  # a member counts in one session at a time
@@ -569,6 +569,7 @@ class Joiner:
         self._change(REFUSED, Searching())
         note(self.diagnostics.hosts, session.host_name, f"refused us: {frame.reason}")
         if frame.reason in ("session", "ended", "secret", "network"):
+            session.ran = None
             session.retry_later(now)
             self.search.resume(now)
         elif frame.reason in ("running", "full"):

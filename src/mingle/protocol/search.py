@@ -186,7 +186,7 @@ class Search(SessionPolicy[KnownSession]):
         if session.race is None or session.race.call.purpose != "join":
             self.running_check.proved(session, now)
             return
-        session.forget_life()
+        session.ask_anew()
         self.conflict = None
         if self.bound_elsewhere(session):
             # Another session was quicker, or the job runs elsewhere: this one will be heard again.
@@ -200,15 +200,22 @@ class Search(SessionPolicy[KnownSession]):
         note(self._diagnostics.hosts, session.host_name, f"not reached: {race.failure_text}")
         self._searcher.unreached(session, now, refused=race.state is RaceState.DEAD and not race.may_live)
         asked_again = self.running_check.unreached(session, race, now) and self.race(session, now)
-        if not asked_again and session.alive_since is not None:
+        if not asked_again:
             # Dead, or said to take members while there is a host: in neither case it is in the way.
-            self.running_check.free(session, now)
+            self._forget(session, now)
 
     def on_lost(self, session: KnownSession, race: ConnectionRace, reason: str, now: float) -> None:
         """Handle the end of the connection to a host that has proved its session."""
         if session is self._searcher.session:
+            session.ran = None
             self._searcher.host_lost(session, reason, now)
-        elif session.alive_since is not None:
+        else:
+            self._forget(session, now)
+
+    def _forget(self, session: KnownSession, now: float) -> None:
+        if session.alive_since is None:
+            session.ran = None
+        else:
             self.running_check.free(session, now)
 
     def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:

@@ -64,6 +64,10 @@ class KnownSession(Struct, eq=False):
     """Whether its host has just said that it takes members: no datagram outweighs that, so the next race is to join."""
     running: frames.Running | None = None
     """What the host has said of the session, if this process only asked."""
+    said_at: float = 0.0
+    """When the host said that."""
+    ran: frames.Running | None = None
+    """What the host said when it ran, until it says otherwise or is gone: also while this process asks it anew."""
     alive_since: float | None = None
     """Since when the session is known, or suspected, to live without this process."""
     presumed_dead: bool = False
@@ -93,9 +97,13 @@ class KnownSession(Struct, eq=False):
         return self.races_to("probe") and not self.presumed_dead
 
     @property
-    def is_mute(self) -> bool:
-        """Whether its host has proved it and has not said yet in what state it is."""
-        return self.alive_since is not None and self.is_proved and self.running is None
+    def mute_since(self) -> float | None:
+        """Since when its host, which has proved it, owes a word: in what state it is, or that it runs once sealed."""
+        if self.alive_since is None or not self.is_proved:
+            return None
+        if self.running is None:
+            return self.alive_since
+        return self.said_at if self.running.state == "sealed" else None
 
     @property
     def paths(self) -> tuple[frames.Path, ...]:
@@ -137,6 +145,11 @@ class KnownSession(Struct, eq=False):
 
     def forget_life(self) -> None:
         """Forget that it lives, so that this process no longer waits for its end."""
+        self.ask_anew()
+        self.ran = None
+
+    def ask_anew(self) -> None:
+        """Ask its host for a seat, although it ran: the answer shows whether it still does."""
         self.alive_since = self.running = None
         self.notified = False
 
@@ -400,7 +413,7 @@ class RunningCheck:
         return [
             (each, each.running, each.alive_since)
             for each in self._table
-            if each.running is not None and each.running.state != "open" and each.alive_since is not None
+            if each.running is not None and each.running.state == "running" and each.alive_since is not None
         ]
 
     def runs(self, but: KnownSession | None = None) -> bool:
@@ -431,7 +444,9 @@ class RunningCheck:
     def said(self, session: KnownSession, running: frames.Running, now: float) -> None:
         """Handle what a session says of itself."""
         changed = session.running is not None and (session.running.state == "open") != (running.state == "open")
-        session.running, session.presumed_dead = running, False
+        session.running, session.said_at, session.presumed_dead = running, now, False
+        if running.state == "running":
+            session.ran = running
         if session.alive_since is None or changed:
             session.alive_since, session.notified = now, False
 
@@ -455,15 +470,13 @@ class RunningCheck:
     def next_timer(self) -> float | None:
         """The time of the next call to :meth:`handle_timer`."""
         times = [self._budget.next_timer()]
-        times += [
-            each.alive_since + SILENT_SECONDS for each in self._table if each.alive_since is not None and each.is_mute
-        ]
+        times += [each.mute_since + SILENT_SECONDS for each in self._table if each.mute_since is not None]
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
-        """Hang up on hosts that have proved their sessions and then said nothing."""
+        """Hang up on hosts that have proved their sessions and then said nothing, or nothing after the seal."""
         for session in self._table:
-            if session.alive_since is not None and session.is_mute and now >= session.alive_since + SILENT_SECONDS:
+            if session.mute_since is not None and now >= session.mute_since + SILENT_SECONDS:
                 session.give_up(now)
                 session.presumed_dead = True
                 self.free(session, now)
@@ -481,14 +494,17 @@ class RunningCheck:
     def verdict(self, now: float) -> MingleError | None:
         """Tell people that the job runs; return the error once patience is over."""
         for session, running, since in self._in_the_way():
-            waited = now - since
+            waited, ago = now - since, now - session.said_at
             if waited >= RUNNING_NOTICE_SECONDS and not session.notified:
                 session.notified = True
-                self._effects.append(Notice(reports.running_notice(self._identity, running, waited)))
+                self._effects.append(Notice(reports.running_notice(self._identity, running, ago)))
             if waited >= self.patience:
-                return reports.running(self._identity, running, waited)
+                return reports.running(self._identity, running, ago)
         return None
 
     def failure(self, now: float) -> MingleError | None:
         """Return the error of a process whose own time is over while the job runs elsewhere."""
-        return next((reports.running(self._identity, each, now - since) for _, each, since in self._in_the_way()), None)
+        for session in self._table:
+            if session.ran is not None:
+                return reports.running(self._identity, session.ran, now - session.said_at)
+        return None

@@ -240,3 +240,25 @@ def test_at_the_deadline_only_a_session_that_has_spoken_is_the_reason() -> None:
     assert blocked.check.failure(5.0) is None
     blocked.check.said(blocked.one, running(), 2.0)
     assert isinstance(blocked.check.failure(5.0), ConflictError)
+
+
+def test_a_sealed_session_is_no_running_job_until_its_host_says_so() -> None:
+    blocked = Blocked(7.0)
+    blocked.check.said(blocked.one, running("sealed"), 1.0)
+    assert blocked.check.runs(), "it may be about to run"
+    assert blocked.check.verdict(20.0) is None
+    assert blocked.check.failure(20.0) is None
+    assert blocked.notices() == []
+    blocked.check.said(blocked.one, running(), 2.0)
+    assert isinstance(blocked.check.failure(3.0), ConflictError)
+    assert "has been running for 11 s" in str(blocked.check.verdict(8.0)), "5 s when its host said so, 6 s ago"
+
+
+def test_a_job_that_runs_is_the_reason_also_while_it_is_asked_anew() -> None:
+    blocked = Blocked()
+    blocked.check.said(blocked.one, running(), 1.0)
+    blocked.one.ask_anew()
+    assert not blocked.check.runs()
+    assert isinstance(blocked.check.failure(5.0), ConflictError)
+    blocked.check.free(blocked.one, 6.0)
+    assert blocked.check.failure(7.0) is None
