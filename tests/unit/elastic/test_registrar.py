@@ -596,7 +596,7 @@ def test_a_node_rank_that_a_living_member_has_is_refused_by_its_name(node: str, 
     newcomer = registry.join("C", node=node, order=CLAIM)
     assert registry.said() == {holder: [frames.Ping()]}
     if answers:
-        registry.registrar.pong(holder)
+        registry.registrar.pong(holder, registry.now)
         (refused,) = refusals(registry, newcomer)
         assert isinstance(refused, frames.Refused)
         assert (refused.reason, refused.detail) == ("node rank taken", "node rank 1 is held by another live node")
@@ -633,7 +633,7 @@ def test_two_latecomers_with_one_node_rank_do_not_both_get_a_seat() -> None:
     registry.go("B", "C")
     first = registry.join("D", order=CLAIM)
     second = registry.join("E", order=CLAIM)
-    registry.registrar.pong(first)
+    registry.registrar.pong(first, registry.now)
     assert refusals(registry, second)
     assert list(registry.registrar.seats.latecomers) == [member("D")]
 
