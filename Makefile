@@ -13,6 +13,9 @@ DEV_READY := $(VENV)/.dev-ready
 FRAMEWORKS_READY := $(VENV)/.frameworks-ready
 BENCH_READY := $(VENV)/.bench-ready
 DOCS_READY := $(VENV)/.docs-ready
+MERMAID_READY := $(VENV)/.mermaid-ready
+MERMAID := mermaid-11.17.2
+MERMAID_SHA256 := 6ad2f42c3fc26bbf9e45cbb6d11898972573ea52b33a5f4ff51952899f950ffd
 
 # The environment variable, unlike --constraint, also binds the isolated environments in which sources are built;
 # newer versions of pip read the second one for those.
@@ -149,7 +152,7 @@ wheels: | $(BIN)/pip ## make wheels of mingle and its dependencies but torch, fo
 	@echo "on the other machines: pip install --no-index --find-links $(WHEELHOUSE) multinode-mingle"
 
 .PHONY: docs
-docs: $(DOCS_READY) ## make the site of the documents in site/; a broken link is an error
+docs: $(DOCS_READY) $(MERMAID_READY) ## make the site of the documents in site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "site/index.html"
 
@@ -212,5 +215,13 @@ $(BENCH_READY): $(DEV_READY)
 	@touch $@
 
 $(DOCS_READY): constraints.txt | $(BIN)/pip
-	$(INSTALL) build mkdocs-material twine
+	$(INSTALL) build hatchling mkdocs-material twine
 	@touch $@
+
+# The site's diagrams are drawn by a script in it. Where npm can't fetch that they are shown as text.
+$(MERMAID_READY): | $(BIN)/pip
+	@if cd $(VENV) && npm pack --silent $(subst -,@,$(MERMAID)) >/dev/null 2>&1; then \
+		echo "$(MERMAID_SHA256)  $(MERMAID).tgz" | sha256sum --check --quiet; \
+		tar --extract --gzip --file $(MERMAID).tgz --strip-components=2 package/dist/mermaid.min.js; \
+		rm $(MERMAID).tgz; touch $(@F); \
+	else echo "npm can't fetch mermaid: the diagrams are shown as text"; fi

@@ -1,7 +1,8 @@
 """What the site needs beside docs/: the documents at the top of the repository, the examples, and links between them.
 
 In the repository a page links to ``../CHANGELOG.md`` and a document at the top to ``docs/cli.md``. In the site all
-pages lie in one folder. README is not among them: its place is taken by index.md.
+pages lie in one folder. README is not among them: its place is taken by index.md. A page of the site loads nothing from
+elsewhere: mermaid is part of it, and the link to the repository asks no code host for its stars.
 """
 
 from __future__ import annotations
@@ -15,7 +16,20 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).parents[1]
+MERMAID = ROOT / ".venv" / "mermaid.min.js"
+"""What `make docs` has fetched, where there is npm; without it the diagrams are shown as text."""
+STYLE = ROOT / "tools" / "site.css"
+HOME = "index.md"
 DOCUMENTS = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
+
+
+def on_config(config: Any) -> Any:
+    """Link to the repository, if PROJECT_URL or the clone's origin names it."""
+    from tools.hatch_build import project_url  # needs hatchling
+
+    config.repo_url = project_url(str(ROOT)) or config.repo_url
+    config.repo_name = config.repo_url and "source"
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -24,6 +38,9 @@ def on_files(files: Files, config: Any) -> Files:
 
     for name in DOCUMENTS:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    files.append(File.generated(config, "assets/site.css", abs_src_path=str(STYLE)))
+    if MERMAID.exists():
+        files.append(File.generated(config, "assets/mermaid.min.js", abs_src_path=str(MERMAID)))
     for name in examples(ROOT):
         # A browser shows text; it would offer a script for download, or run it.
         files.append(File.generated(config, f"{name}.txt", content=(ROOT / name).read_text(encoding="utf-8")))
@@ -49,9 +66,29 @@ def examples(root: Path) -> list[str]:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite links that leave the folder, and drop the names of code blocks, which only the tests read."""
     markdown = re.sub(r"^( *```\w+) .+$", r"\1", markdown, flags=re.MULTILINE)
+    if page.file.src_uri == HOME:
+        page.meta["hide"] = ["navigation", "toc"]
     if page.file.src_uri in DOCUMENTS:
         markdown = markdown.replace("](docs/", "](")
+        # What else the repository has is no page.
+        markdown = re.sub(r"\[([^\]]*)\]\((?!https?:)[\w.-]+/[^)]*\)", r"\1", markdown)
     markdown = markdown.replace("](../README.md)", "](index.md)").replace("](LICENSE)", "](index.md)")
     markdown = re.sub(r"\]\(\.\./(examples/[^)]*[^)/])\)", r"](\1.txt)", markdown)
     markdown = re.sub(r"\[([^\]]*)\]\(\.\./examples/[^)]*/\)", r"\1", markdown)
     return re.sub(r"\]\(\.\./(\w+\.md)", r"](\1", markdown)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Mark the home page for the style, and give a page with diagrams what draws them."""
+    if page.file.src_uri == HOME:
+        return f'<div class="home">\n{html}\n</div>'
+    if 'class="mermaid"' not in html:
+        return html
+    if not MERMAID.exists():
+        return html.replace('class="mermaid"', 'class="highlight"')
+    return f'{html}\n<script src="assets/mermaid.min.js"></script>'
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Drop the mark by which the theme's script asks a code host for the repository's stars."""
+    return output.replace(' data-md-component="source"', "")
