@@ -18,8 +18,9 @@ MERMAID := mermaid-11.17.2
 MERMAID_SHA256 := 6ad2f42c3fc26bbf9e45cbb6d11898972573ea52b33a5f4ff51952899f950ffd
 
 # The environment variable, unlike --constraint, also binds the isolated environments in which sources are built;
-# newer versions of pip read the second one for those.
-PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip \
+# newer versions of pip read the second one for those. pip before 23.1, as in Debian 12, builds netifaces in such an
+# environment only where it is told so, and fails to make a wheel without one.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_USE_PEP517=1 $(BIN)/python -m pip \
 	--disable-pip-version-check --quiet
 # `make wheels` has filled the folder, or somebody has brought it here.
 WHEELHOUSE := wheelhouse

@@ -240,6 +240,14 @@ def test_make_wheels_checks_for_a_compiler_first(tmp_path: Path) -> None:
     assert (tmp_path / "seen").read_text() == "tools/preflight.py --wheels\n"
 
 
+def test_make_wheels_has_sources_built_in_an_environment_of_their_own(tmp_path: Path) -> None:
+    program(tmp_path / "venv/bin/pip", "exit 1")
+    program(tmp_path / "venv/bin/python", f'echo "$PIP_USE_PEP517 $2" >> {tmp_path}/seen')
+    done = make(f"VENV={tmp_path}/venv", f"WHEELHOUSE={tmp_path}/wheelhouse", "wheels")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "seen").read_text().splitlines()[-1] == "1 pip", "pip of Debian 12 has no `wheel` in the venv"
+
+
 @pytest.mark.parametrize(
     ("needs", "installed"),
     [
