@@ -32,7 +32,7 @@ from mingle.protocol import registrar
 from mingle.protocol.effects import CloseStore, ReachStore
 from mingle.protocol.election import Elector
 from mingle.protocol.events import Heard, Source
-from mingle.protocol.host import Host
+from mingle.protocol.host import Forming, Host
 from mingle.protocol.machine import Formation
 from mingle.protocol.member import Joiner
 from mingle.protocol.registrar import Sealing
@@ -163,9 +163,12 @@ def test_connection_opened_ahead_closes_with_its_rank() -> None:
         until(lambda: ranks[1].stores.client is not None)
         server = ranks[0].store_server
         assert server is not None
-        for rank in ranks:  # time is up now, however long the connection has taken
-            rank.call(partial(setattr, rank._machine, "_deadline", time.monotonic()))
-        assert all(isinstance(each.exception(), DiscoveryTimeoutError) for each in running)
+        host, member = (rank._machine for rank in ranks)
+        # Time is up, however long the connection has taken: for the member first, which the host's end would fail.
+        now = time.monotonic()
+        for number, machine, name, value in [(1, member, "_deadline", now), (0, host, "state", Forming(now))]:
+            ranks[number].call(partial(setattr, machine, name, value))
+            assert isinstance(running[number].exception(30), DiscoveryTimeoutError)
     assert ranks[1].stores.client is None
     assert not server.held
     until(lambda: not answers(server.port))
