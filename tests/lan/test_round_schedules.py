@@ -71,6 +71,7 @@ PLANTED = [
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)  # hundreds of schedules, on a machine that has other tests to run
 @pytest.mark.parametrize(
     ("plant", "schedules"),
     [
