@@ -265,7 +265,7 @@ class Discovery(Loop):
         self._refusal: MingleError | None = None
         """Why the job has not formed."""
         self._farewell = ("its session has ended", False)
-        """The reason that the machine gives for its end, and further arguments of its `close`."""
+        """The reason that the machine gives for its end, and whether the others must take that for a loss."""
         self._outcome: SimpleQueue[Formation | MingleError | NothingOpenedError | None] = SimpleQueue()
         """What the caller waits for; None: the time is up, and the caller is to say what is known of this machine."""
         self._watch_due = self._deaf_due = 0.0
