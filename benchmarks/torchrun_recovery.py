@@ -28,9 +28,11 @@ TEXT = f"""\
 3 hosts with one worker each, `--nnodes=2:3 --max-restarts=3 --rdzv-conf=last_call_timeout=3`. "A worker crashes": that
 of rank 0 ends with an error after its first step; measured from there until all three have made a step again. "The
 store's host dies": the machine that holds the store (c10d: the endpoint) loses its network and all its processes;
-measured until both others have made a step again. Stock c10d never does: where {PATIENCE_SECONDS:.0f} s are shown,
-that is when the waiting ended. It also does not always recover from a crashed worker in that time; the reason was not
-examined. Most of the other times is the import of torch in the new workers and torch's own last call."""
+measured until both others have made a step again. Where {PATIENCE_SECONDS:.0f} s are shown, the waiting ended then. The
+agents of stock c10d do not notice in that time that the store's machine is gone; if its processes are killed and its
+network stays, they exit. After a worker's crash new workers of c10d often fail in Gloo's `connectFullMesh` ("Connection
+refused"), until the restarts of an agent are used up. The rest is mostly importing torch in the new workers, and
+torch's own last call."""
 
 
 def run(rounds: int) -> Comparison:
