@@ -183,7 +183,7 @@ FAULTS = (
         },
     ),
     Fault(
-        "the own hostname resolves to 127.0.1.1",
+        "the host's own name resolves to 127.0.1.1",
         own_name_is_loopback,
         {"init": FORMED, "doctor": ("WARN\thostname", "resolves to 127.0.1.1")},
     ),

@@ -36,6 +36,7 @@ def _bare(line: str) -> str:
     return re.sub(r"\d+(\.\d+)*|…|\s+", "", line)
 
 
+@pytest.mark.quick
 def test_the_document_quotes_something_of_each_fault() -> None:
     """From the lab, or in a block with a name, which `tests.docs` compares with what ranks of one machine print."""
     assert len({fault.title for fault in FAULTS}) == len(FAULTS) >= 26
