@@ -22,20 +22,20 @@ COST: Questions = (
         "a script on 4 hosts, from the start of `python train.py` to the process group",
         "script",
         "mingle",
-        {"known address": "known address"},
+        {"known address, with torch's retries": "known address"},
     ),
     (
         "`mingle.init` on 4 hosts, all at once, to the process group",
         "known_address",
         "mingle.init, 4 ranks",
-        {"known address": "known address, 4 ranks"},
+        {"known address, with torch's retries": "known address, 4 ranks"},
     ),
     (
         "seven ranks wait, the eighth comes: until all have formed the job",
         "late_rank",
         "mingle",
         {
-            "zeroconf, browsing": "zeroconf, browse",
+            "zeroconf, browsing, which delays its first query by 20 to 120 ms (RFC 6762)": "zeroconf, browse",
             "zeroconf, by name": "zeroconf, by name",
             "with a client of a store": "zeroconf, by name, and the store",
         },
@@ -44,10 +44,20 @@ COST: Questions = (
         "seven ranks wait, rank 0 comes: until all have formed the job",
         "last_rank",
         "mingle, fresh interpreters",
-        {"zeroconf": "zeroconf, fresh interpreters"},
+        {"zeroconf, mostly RFC 6762's pauses for probing": "zeroconf, fresh interpreters"},
     ),
-    ("64 ranks on two cores", "scale", "mingle, 64 ranks", {"bare TCPStore": "TCPStore, 64 ranks"}),
-    ("1,024 ranks on two cores", "scale", "mingle, 1024 ranks", {"bare TCPStore": "TCPStore, 1024 ranks"}),
+    (
+        "64 ranks on two cores",
+        "scale",
+        "mingle, 64 ranks",
+        {"bare TCPStore, with torch's retries": "TCPStore, 64 ranks"},
+    ),
+    (
+        "1,024 ranks on two cores",
+        "scale",
+        "mingle, 1024 ranks",
+        {"bare TCPStore, with torch's retries": "TCPStore, 1024 ranks"},
+    ),
     (
         "rank 0's CPU for 1,024 members, until GO",
         "capacity",
@@ -68,7 +78,6 @@ RECOVERED = (
     ),
 )
 """The same for a fault of an elastic job."""
-FEW = 5
 GIVEN_UP = 60.0  # seconds: when benchmarks.torchrun_recovery stops waiting
 
 INTRODUCTION = """\
@@ -79,8 +88,9 @@ INTRODUCTION = """\
 ![From the start of a command to the first step, or to the process group](pictures/start.svg)
 
 Medians, measured on one machine with two cores, where each host is a network namespace. They are mostly the CPU time of
-many processes; hosts with cores of their own are faster. [Method, spread and plots](benchmarks-method.md) has the rest.
-`make bench`, as root, measures all of it on your machine.
+many processes; hosts with cores of their own are faster. "With torch's retries": a client of torch that comes before
+the store listens sleeps for half a second or so, and the median includes these rounds. [Method, spread and
+plots](benchmarks-method.md) has the rest. `make bench`, as root, measures all of it on your machine.
 
 ## Start and overhead
 """
@@ -89,7 +99,9 @@ RECOVERY = """\
 ## torchrun, training again
 
 Three hosts with one worker each, `--nnodes=2:3` and `last_call_timeout=3`, from the fault until all that are left have
-made a step again. Most of mingle's time is the import of torch in the new workers and torch's own last call.
+made a step again. Most of mingle's time is the import of torch in the new workers and torch's own last call. The worker
+that crashes is on the host of the store. The new workers of `c10d` then often fail in Gloo, until no restarts are left;
+[with one more variable](benchmarks-method.md#torchrun-training-again) they fail less often.
 """
 
 SLOWER = """\
@@ -98,9 +110,12 @@ SLOWER = """\
 - **Than `init_process_group` with a known address**: {init4} times as long with 4 ranks and {init8} times with 8, if no
   client comes before rank 0 listens. mingle also finds rank 0, confirms all ranks in a two-phase commit, and checks
   that each of them reaches the store. A client that comes too early waits for half a second: hence the median above.
-- **Than a bare TCPStore with many ranks**: {scale} times as long with 1,024 ranks on two cores. Each rank runs some ten
-  milliseconds of Python; the store is C++. [Scale](scale.md) has the figures for ranks with a core each.
+- **Than a bare TCPStore with many ranks**: {scale} times as long with 1,024 ranks on two cores, torch's retries
+  included. Each rank runs some ten milliseconds of Python; the store is C++. [Scale](scale.md) has the figures for
+  ranks with a core each.
 - **Than zeroconf by full name**, which looks up one registered address and confirms nothing.
+- **Than `mpirun`**, which is told the hosts: until a program runs on three of them, `mingle-run` takes {run} s, and
+  `mpirun` {mpirun} s, with an ssh that costs nothing here.
 - **In CPU**: a job of 8 ranks costs {ours} ms, zeroconf's discovery {theirs} ms.
 - **At import**: `import mingle` takes {bare} ms longer than an empty Python, and all that `mingle.init` needs {all} ms.
   Most of that is already loaded where torch is.
@@ -123,7 +138,8 @@ turns, A B A B …, and each is the real package or the real torch. Nothing is s
 proved, confirmed and acknowledged.
 
 The load average of the machine is given with each comparison. Where it says SCHED_RR, other programs were running, and
-the measured processes of all contenders took precedence over them (`--realtime`).
+the measured processes of all contenders took precedence over them (`--realtime`). Fewer than five runs have no
+percentiles here; the results hold each run.
 """
 
 CUTS = """\
@@ -241,11 +257,11 @@ def _figure(comparison: Comparison, contender: str) -> str:
     samples = comparison.samples[contender]
     if comparison.name == "torchrun_recovery":
         none = f"none in {GIVEN_UP:.0f} s"
-        if len(samples) < FEW:
+        if len(samples) < table.FEW:
             return " and ".join(_shown(value, "s") if value < GIVEN_UP else none for value in samples)
         if given_up := sum(value >= GIVEN_UP for value in samples):
             return f"{none} in {given_up} of {len(samples)} runs"
-    return _shown(median(samples), comparison.unit) + (f" ({len(samples)} runs)" if len(samples) < FEW else "")
+    return _shown(median(samples), comparison.unit) + (f" ({len(samples)} runs)" if len(samples) < table.FEW else "")
 
 
 def _shown(value: float, unit: str) -> str:
@@ -261,6 +277,7 @@ def _slower(comparisons: Mapping[str, Comparison]) -> list[str]:
         init_4, init_8 = init["4 ranks"], init["8 ranks"]  # absent where torch retried in every round
         scale = comparisons["scale"].samples
         cpu, start = comparisons["last_rank"].extra, comparisons["start_up"].samples
+        program = comparisons["any_program"].samples
     except KeyError:
         return []
     empty = median(start["python -c pass"])
@@ -268,6 +285,8 @@ def _slower(comparisons: Mapping[str, Comparison]) -> list[str]:
         "init4": init_4,
         "init8": init_8,
         "scale": median(scale["mingle, 1024 ranks"]) / median(scale["TCPStore, 1024 ranks"]),
+        "run": median(program["mingle-run"]),
+        "mpirun": median(program["mpirun"]),
         "ours": cpu["mingle"]["CPU"],
         "theirs": cpu["zeroconf"]["CPU"],
         "bare": median(start["import mingle"]) - empty,

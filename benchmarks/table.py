@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from benchmarks.results import Comparison
 from benchmarks.samples import summarise
 
+FEW = 5
+"""Of fewer measurements a 5th or a 95th percentile would be no more than the lowest or the highest one."""
+
 
 def number(value: float) -> str:
     """Return a figure with three digits that count, and no exponent."""
@@ -30,8 +33,8 @@ def rows(comparison: Comparison) -> list[list[str]]:
             [
                 name,
                 number(summary.median),
-                number(summary.low),
-                number(summary.high),
+                number(summary.low) if summary.count >= FEW else "",
+                number(summary.high) if summary.count >= FEW else "",
                 str(summary.count),
                 "" if ours is None or name == "mingle" else _standing(summarise(ours).median, summary.median),
                 *(number(beside[column]) if column in beside else "" for column in columns),

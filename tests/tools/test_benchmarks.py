@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as command
-from benchmarks import guard, plots, results
+from benchmarks import guard, plots, results, table
 from benchmarks.document import write
 from benchmarks.results import Comparison, Goal
 from benchmarks.samples import percentile, ratio, summarise
@@ -33,6 +33,14 @@ def test_the_percentiles_are_nearest_ranks() -> None:
     assert (summarise(values).median, summarise(values).low, summarise(values).high) == (50.5, 5.0, 95.0)
     assert [percentile(values, fraction) for fraction in (0, 0.99, 1)] == [1.0, 99.0, 100.0]
     assert percentile([7.0], 0.99) == 7.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 20])
+def test_few_runs_have_no_percentiles(count: int) -> None:
+    samples = {"mingle": [float(value) for value in range(1, count + 1)]}
+    heading, row = table.rows(dataclasses.replace(comparison(), samples=samples, extra={}))
+    shown = dict(zip(heading, row, strict=True))
+    assert (shown["5 %"] != "", shown["95 %"] != "", shown["n"]) == (count >= 5, count >= 5, str(count))
 
 
 def test_ci_fails_when_a_guarded_ratio_is_beyond_its_limit_or_missing(monkeypatch: pytest.MonkeyPatch) -> None:
