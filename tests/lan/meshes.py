@@ -77,11 +77,12 @@ class Faults:
         self._faulty = faulty
 
     def without(self, text: str) -> list[str]:
-        """Return the machines that an error names about pairs and that have no fault, nor had one just now."""
+        """Return the lines of an error about pairs in which no machine has a fault, nor had one just now."""
         _, *lines = text.partition("likely cause")[0].splitlines()
-        named = set(re.findall(r"\bm\d+\b", "\n".join(lines)))
         since = self._network.world.now - JUST_NOW_SECONDS
-        return sorted(name for name in named - self._faulty if self._ended_at.get(name, float("-inf")) < since)
+        recent = self._faulty | {name for name, ended in self._ended_at.items() if ended >= since}
+        named = ((line.strip(), set(re.findall(r"\bm\d+\b", line))) for line in lines)
+        return [line for line, machines in named if machines and not machines & recent]
 
 
 class _Meshed(Schedule):
@@ -106,7 +107,7 @@ class _Meshed(Schedule):
         self._ended.add(id(process))
         self.errors += 1
         innocent = self.faults.without(str(process.failure))
-        assert not innocent, f"{innocent} have no fault, and {process.name} says {process.failure}"
+        assert not innocent, f"no machine has a fault in {innocent}, and {process.name} says {process.failure}"
         late = self.gathering.now - self.healed_at
         assert late < PROVED_SECONDS, (
             f"{process.name} names a fault {late:.1f} s after the end of all: {process.failure}"
