@@ -15,7 +15,7 @@ import mingle
 from mingle.config.settings import Settings
 from mingle.distributed import rendezvous
 from mingle.distributed.session import Session
-from mingle.protocol.member import RETURN_SECONDS
+from mingle.protocol.membership import RETURN_SECONDS
 from mingle.wire import datagrams
 from mingle.wire.datagrams import job_group
 from tests.support.levels import chosen, repeated, soaking

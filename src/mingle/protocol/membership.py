@@ -20,7 +20,7 @@ from mingle.protocol.states import Transitions, transition
 from mingle.wire import frames
 
 RETURN_SECONDS = 5.0
-"""The time for which a member that lost its connection tries the same session."""
+"""The time for which a member that lost its connection tries the same session, and a registrar waits for it."""
 READY_HEARD_SECONDS = 15.0
 """The time after READY in which a loss of the connection can have lost READY as well. TCP ends a connection within 10 s
 if what was sent on it is not acknowledged."""

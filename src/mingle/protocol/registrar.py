@@ -36,6 +36,7 @@ from mingle.protocol import reports
 from mingle.protocol.admission import Admission
 from mingle.protocol.latecomers import Latecomers
 from mingle.protocol.machine import Mesh, RegistrarPort, roster_digest
+from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.mesh_report import Proof
 from mingle.protocol.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
 from mingle.protocol.roster import NAMED_AGENTS, REMEMBERED_TEXT, History, described, hosts, rank_of, roster, whos
@@ -47,8 +48,6 @@ from mingle.wire.authentication import same_token
 
 CHALLENGE_SECONDS = 1.0
 """How long a seated member has to answer when another process claims its seat."""
-RETURN_SECONDS = 5.0
-"""How long a member whose connection broke after GO can take to come back."""
 AHEAD_SECONDS = 0.25
 """How long no member must have come before the store is opened ahead: each newcomer can change the store's place."""
 READDRESSED_SECONDS = 5.0

@@ -8,12 +8,12 @@ import pytest
 
 from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
 from mingle.protocol.machine import roster_digest
+from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.registrar import (
     AHEAD_SECONDS,
     CHALLENGE_SECONDS,
     CONFIRM_AGAIN_SECONDS,
     READDRESSED_SECONDS,
-    RETURN_SECONDS,
     Acknowledging,
     Committed,
     Confirming,
