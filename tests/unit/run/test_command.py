@@ -438,10 +438,14 @@ def test_mingle_run_loads_neither_torch_nor_rich() -> None:
 def test_lines_that_differ_are_not_blamed_on_a_job_id_that_nobody_gave() -> None:
     port = free_udp_port()
     with subprocess.Popen(
-        [*COMMAND, "--nnodes", "2", "-t", "20", "--", "echo", "one"],
+        [*COMMAND, "-vv", "--nnodes", "2", "-t", "60", "--", "echo", "one"],
         env=command_environment(port),
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as other:
+        assert other.stderr is not None
+        while "seeking" not in (line := other.stderr.readline()):
+            assert line
         done = one("--nnodes", "2", "-t", "3", "--", "echo", "two", MINGLE_PORT=str(port))
         other.terminate()
     assert f"the command lines differ: host {socket.gethostname()}" in done.stderr
