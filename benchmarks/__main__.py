@@ -24,6 +24,7 @@ ORDER = (
     "known_address",
     "late_rank",
     "last_rank",
+    "mesh_cost",
     "first_discover",
     "torchrun_recovery",
     "scale",

@@ -10,6 +10,7 @@ from tests.lab import report
 
 import mingle
 from benchmarks.hosts import Place
+from mingle.config.settings import Mesh
 
 TIMEOUT = 60.0
 
@@ -26,7 +27,13 @@ def discover_and_end(place: Place) -> None:
         threading.Event().wait(1.0)
 
 
-def _discover(place: Place) -> mingle.Job:
+def discover_without_mesh(place: Place) -> None:
+    """As `discover`; the hosts do not try to reach each other."""
+    _discover(place, "off")
+    threading.Event().wait()
+
+
+def _discover(place: Place, mesh: Mesh | None = None) -> mingle.Job:
     if place.rank == 0:
         report("hosting")  # it listens long before the others have settled
     started, cpu = place.wait(), time.process_time()
@@ -36,14 +43,27 @@ def _discover(place: Place) -> mingle.Job:
         world_size=place.world_size,
         discovery_timeout=TIMEOUT,
         family="4" if place.option == "IPv4" else None,
+        mesh=mesh,
     )
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
     return job
 
 
-def init(place: Place) -> None:
+def init(place: Place, mesh: Mesh | None = None) -> None:
     """Make the process group; the rank stays until it is killed."""
     started, cpu = place.wait(), time.process_time()
-    mingle.init(place.job, rank=place.rank, world_size=place.world_size, backend="gloo", discovery_timeout=TIMEOUT)
+    mingle.init(
+        place.job,
+        rank=place.rank,
+        world_size=place.world_size,
+        backend="gloo",
+        discovery_timeout=TIMEOUT,
+        mesh=mesh,
+    )
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
     threading.Event().wait()
+
+
+def init_without_mesh(place: Place) -> None:
+    """As `init`; the hosts do not try to reach each other."""
+    init(place, "off")

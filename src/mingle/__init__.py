@@ -119,7 +119,7 @@ def init(
         node_rank: the rank that this node asks for where ranks are assigned, the same in all ranks of the node.
             Default: ``MINGLE_NODE_RANK``, then host names decide.
         mesh: whether the job forms only if all its nodes can open TCP connections to each other: ``on``; ``warn``
-            shows a warning if not, and ``off`` tries none. Default: ``MINGLE_MESH``, then ``off``.
+            shows a warning if not, and ``off`` tries none. Default: ``MINGLE_MESH``, then ``on``.
         **process_group_options: passed on to ``init_process_group``; checked before the first packet.
 
     Returns:

@@ -34,11 +34,19 @@ TIMEOUT = 150.0
 
 
 def check(
-    rank: int | None, size: int, *, hold: str = "", until: str = "", as_json: bool = True, **more: Any
+    rank: int | None,
+    size: int,
+    *,
+    hold: str = "",
+    until: str = "",
+    as_json: bool = True,
+    mesh: str | None = None,
+    **more: Any,
 ) -> tuple[int, str]:
     """Run mingle-check, as a rank if one is given.
 
-    Rank 0 waits before the step ``hold`` until the FIFO ``until`` is written to.
+    Rank 0 waits before the step ``hold`` until the FIFO ``until`` is written to. Where the fault is there from the
+    start, ``mesh="off"`` lets the job form, as it does if the fault comes later.
     """
 
     def before(step: str) -> None:
@@ -57,7 +65,7 @@ def check(
     control.Server = Server  # type: ignore[misc]
     text = io.StringIO()
     options = Options(**{"seconds": SECONDS, "max_size": 1 << 24, **more})
-    arguments = Arguments(job_id="check", rank=rank, world_size=size, discovery_timeout=FORMS)
+    arguments = Arguments(job_id="check", rank=rank, world_size=size, discovery_timeout=FORMS, mesh=mesh)
     with contextlib.redirect_stdout(text):
         status = command.run(arguments, options, as_json=as_json, before=before)
     return status, text.getvalue()

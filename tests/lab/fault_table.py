@@ -232,6 +232,13 @@ FAULTS = (
     Fault(
         "TCP between two workers filtered while both reach rank 0",
         workers_tcp,
-        {"init": FORMED, "ping": ("TCP from host2 to host3 (10.77.0.3) is filtered", "though UDP passes")},
+        {
+            "init": (
+                "ConnectivityError",
+                "rank 1 on host host2 (10.77.0.2 on eth0) and rank 2 on host host3 (10.77.0.3 on eth0) do not reach",
+                "on host3: `nft insert rule",
+            ),
+            "ping": ("TCP from host2 to host3 (10.77.0.3) is filtered", "though UDP passes"),
+        },
     ),
 )

@@ -77,7 +77,7 @@ def test_a_slow_link_is_named(lab: Lab, fault: str, seed: int) -> None:
         if fault == "slow-pair":
             hosts[1].drop(f"ip saddr {hosts[2].address()} {SLOW}")
         expected = ("node1", "node2")
-    reports = outcomes(start(hosts, seconds=SLOW_SECONDS))
+    reports = outcomes(start(hosts, seconds=SLOW_SECONDS, mesh="off"))
     note(fault, seed, reports[0])
     assert [verdicts(report) for report in reports] == [[(fault, expected)]] * 4
 
@@ -90,7 +90,7 @@ def test_lost_jumbo_frames_are_named(lab: Lab, seed: int) -> None:
     for host in hosts[1:]:
         # Whole packets, as a wire carries them: the kernel would hand larger units on between virtual interfaces.
         host.ip(f"link set {host.interface()} mtu 9000 gso_max_segs 1")
-    reports = outcomes(start(hosts))
+    reports = outcomes(start(hosts, mesh="off"))
     note("mtu", seed, reports[0])
     assert [verdicts(report) for report in reports] == [[("mtu", ("node1", "node2"))]] * 3
 

@@ -91,7 +91,7 @@ class _Check(click.Command):
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Backend. Default: auto.")
 @click.option("--max-size", callback=_bytes, default="64M", metavar="SIZE", help="Largest message. Default: 64M.")
 @click.option("--job-id", metavar="ID", help="Job id. Default: MINGLE_JOB_ID, else mingle-check-USER.")
-@mesh_option("off")
+@mesh_option("on")
 @shared_options(timeout=f"Time limit of each step. Default: {STEP_SECONDS:g}.")
 def check(
     shared: Shared,

@@ -33,7 +33,7 @@ Family: TypeAlias = Literal["auto", "4", "6"]
 Progress: TypeAlias = Literal["auto", "off"]
 Mesh: TypeAlias = Literal["on", "warn", "off"]
 """Whether a job forms only if all its nodes can open TCP connections to each other."""
-DEFAULT_MESH: Mesh = "off"
+DEFAULT_MESH: Mesh = "on"
 _FAMILIES: dict[str, Family] = {"auto": "auto", "4": "4", "6": "6"}
 _PROGRESS: dict[str, Progress] = {"auto": "auto", "off": "off"}
 _MESH: dict[str, Mesh] = {"on": "on", "warn": "warn", "off": "off"}
@@ -54,7 +54,7 @@ VARIABLES: dict[str, str] = {
     "MINGLE_FAMILY": "auto, 4 or 6: the IP versions to use (default auto)",
     "MINGLE_ADVERTISE": "the address to announce where network address translation hides this host's own",
     "MINGLE_MASTER_PORT": "TCP port of rank 0's store (default: any free one)",
-    "MINGLE_MESH": "on, warn or off: whether a job needs TCP connections between all its nodes (default off)",
+    "MINGLE_MESH": "on, warn or off: whether a job needs TCP connections between all its nodes (default on)",
     "MINGLE_PROGRESS": "auto or off: the progress line while waiting (default auto)",
 }
 """Each environment variable that mingle reads for itself, with its meaning."""

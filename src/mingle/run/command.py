@@ -60,7 +60,7 @@ logger = logging.getLogger("mingle")
     metavar="PORT",
     help="MASTER_PORT. Default: MINGLE_MASTER_PORT, else a port that is free on node 0.",
 )
-@mesh_option("off")
+@mesh_option("warn")
 @shared_options(timeout="Time limit for finding the others. Default: MINGLE_TIMEOUT, else 300.", answers=False)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
 def run(
@@ -164,7 +164,7 @@ def _settings(
         job_id=chosen,
         placement=placement.with_node_rank(Placement(rank=None, world_size=nnodes), asked),
         master_port=fixed,
-        mesh=settings.resolve_mesh(os.environ, arguments),
+        mesh=settings.resolve_mesh(os.environ, arguments, default="warn"),
     )
 
 

@@ -48,7 +48,7 @@ def test_defaults() -> None:
         advertise=None,
         progress="auto",
         master_addr=None,
-        mesh="off",
+        mesh="on",
     )
 
 
