@@ -375,7 +375,15 @@ def test_errors_reach_stderr_where_logging_is_not_configured(
         assert capfd.readouterr().err == "mingle: the thread has failed\nZeroDivisionError: a riddle\n"
     else:
         discovery.ask(lambda: discovery._perform(CloseStore("rank 1 was lost")))
-        assert capfd.readouterr().err.startswith("mingle: rank 1 was lost; its store is closed")
+        shown = ""
+
+        def is_shown() -> bool:  # what the loop says is written by a thread of its own
+            nonlocal shown
+            shown += capfd.readouterr().err
+            return "\n" in shown
+
+        until(is_shown)
+        assert shown.startswith("mingle: rank 1 was lost; its store is closed")
 
 
 def test_a_host_whose_job_runs_renews_its_memberships(ranks: list[Formed], monkeypatch: pytest.MonkeyPatch) -> None:
