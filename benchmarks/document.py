@@ -110,9 +110,9 @@ SLOWER = """\
 - **Than `init_process_group` with a known address**: {init4} times as long with 4 ranks and {init8} times with 8, if no
   client comes before rank 0 listens. mingle also finds rank 0, confirms all ranks in a two-phase commit, and checks
   that each of them reaches the store. A client that comes too early waits for half a second: hence the median above.
-- **For the proof that all nodes reach each other**, which the figures above leave out: `mingle.init` takes {mesh4}
-  times as long with it on 4 hosts and {mesh8} on 8, where two cores carry all 12 or 56 connections. `MINGLE_MESH=off`
-  leaves it out.
+- **For the proof that all nodes reach each other**, which the rows of `mingle.init` and of seven waiting ranks leave
+  out (`MINGLE_MESH=off`): `mingle.init` takes {mesh4} times as long with it on 4 hosts and {mesh8} on 8, where two
+  cores carry all 12 or 56 connections.
 - **Than a bare TCPStore with many ranks**: {scale} times as long with 1,024 ranks on two cores, torch's retries
   included. Each rank runs some ten milliseconds of Python; the store is C++. [Scale](scale.md) has the figures for
   ranks with a core each.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from functools import partial
 
+from tests.lab import Event
+
 from benchmarks import mingle_ranks
-from benchmarks.hosts import Field, RankFunction, cpu, field, from_begin, until_all
+from benchmarks.hosts import RankFunction, cpu, field, from_begin, until_all
 from benchmarks.results import Comparison, Goal
 from benchmarks.samples import alternate, median, ratio
 
 SIZES = (4, 8)
+LAST = "rank 0 last"
+INIT: Mapping[str, RankFunction] = {"off": mingle_ranks.init, "on": mingle_ranks.init_with_mesh}
+DISCOVER: Mapping[str, RankFunction] = {"off": mingle_ranks.discover, "on": mingle_ranks.discover_with_mesh}
 MOST = 1.1
 """The largest ratio of a start with the mesh to one without."""
 
@@ -23,27 +30,15 @@ share two cores here, so all of these connections add up. The column CPU is that
 def run(rounds: int) -> Comparison:
     """Measure."""
     samples: dict[str, list[float]] = {}
-    used: dict[str, list[float]] = {}
-    ratios: dict[str, float] = {}
+    used: defaultdict[str, list[float]] = defaultdict(list)
     for size in SIZES:
         with field(size) as hosts:
-            kinds = [f"init, {size} hosts"]
-            contenders = {
-                f"{kinds[0]}, mesh {mesh}": partial(
-                    _together, hosts, function, used.setdefault(f"{kinds[0]}, mesh {mesh}", [])
-                )
-                for mesh, function in (("off", mingle_ranks.init_without_mesh), ("on", mingle_ranks.init))
-            }
+            contenders = _contenders(f"init, {size} hosts", INIT, hosts.together_fresh, from_begin, used)
             if size == max(SIZES):
-                kinds.append("rank 0 last")
-                contenders |= {
-                    f"{kinds[1]}, mesh {mesh}": partial(
-                        _last, hosts, function, used.setdefault(f"{kinds[1]}, mesh {mesh}", [])
-                    )
-                    for mesh, function in (("off", mingle_ranks.discover_without_mesh), ("on", mingle_ranks.discover))
-                }
+                contenders |= _contenders(LAST, DISCOVER, hosts.last, until_all, used)
             samples |= alternate(rounds, contenders)
-        ratios |= {kind: ratio(samples[f"{kind}, mesh on"], samples[f"{kind}, mesh off"]) for kind in kinds}
+    kinds = (*(f"init, {size} hosts" for size in SIZES), LAST)
+    ratios = {kind: ratio(samples[f"{kind}, mesh on"], samples[f"{kind}, mesh off"]) for kind in kinds}
     return Comparison(
         name="mesh_cost",
         title="The cost of the mesh",
@@ -56,13 +51,19 @@ def run(rounds: int) -> Comparison:
     )
 
 
-def _together(hosts: Field, function: RankFunction, spent: list[float], _round: int) -> float:
-    ends = hosts.together_fresh(function)
-    spent.append(cpu(ends))
-    return from_begin(ends)
+def _contenders(
+    kind: str,
+    functions: Mapping[str, RankFunction],
+    start: Callable[[RankFunction], list[Event]],
+    milliseconds: Callable[[list[Event]], float],
+    used: defaultdict[str, list[float]],
+) -> dict[str, Callable[[int], float]]:
+    """Return what measures one kind of start once, with and without the mesh; the CPU goes to ``used``."""
 
+    def once(name: str, function: RankFunction, _round: int) -> float:
+        ends = start(function)
+        used[name].append(cpu(ends))
+        return milliseconds(ends)
 
-def _last(hosts: Field, function: RankFunction, spent: list[float], _round: int) -> float:
-    ends = hosts.last(function)
-    spent.append(cpu(ends))
-    return until_all(ends)
+    names = {f"{kind}, mesh {mesh}": function for mesh, function in functions.items()}
+    return {name: partial(once, name, function) for name, function in names.items()}

@@ -1,4 +1,4 @@
-"""mingle, as the function of a rank."""
+"""mingle, as the function of a rank; without the mesh, whose cost `mesh_cost` measures by itself."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def discover_and_end(place: Place) -> None:
         threading.Event().wait(1.0)
 
 
-def discover_without_mesh(place: Place) -> None:
-    """As `discover`; the hosts do not try to reach each other."""
-    _discover(place, "off")
+def discover_with_mesh(place: Place) -> None:
+    """As `discover`, and all hosts have reached each other."""
+    _discover(place, "on")
     threading.Event().wait()
 
 
-def _discover(place: Place, mesh: Mesh | None = None) -> mingle.Job:
+def _discover(place: Place, mesh: Mesh = "off") -> mingle.Job:
     if place.rank == 0:
         report("hosting")  # it listens long before the others have settled
     started, cpu = place.wait(), time.process_time()
@@ -49,7 +49,7 @@ def _discover(place: Place, mesh: Mesh | None = None) -> mingle.Job:
     return job
 
 
-def init(place: Place, mesh: Mesh | None = None) -> None:
+def init(place: Place, mesh: Mesh = "off") -> None:
     """Make the process group; the rank stays until it is killed."""
     started, cpu = place.wait(), time.process_time()
     mingle.init(
@@ -64,6 +64,6 @@ def init(place: Place, mesh: Mesh | None = None) -> None:
     threading.Event().wait()
 
 
-def init_without_mesh(place: Place) -> None:
-    """As `init`; the hosts do not try to reach each other."""
-    init(place, "off")
+def init_with_mesh(place: Place) -> None:
+    """As `init`, and all hosts have reached each other."""
+    init(place, "on")
