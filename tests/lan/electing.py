@@ -244,9 +244,9 @@ class ElectionInvariants(Invariants):
             assert not known, f"the job runs, and {process.name} says {failure}"
         if running:
             return
-        ends = [each.ended_at for each in self.sessions.values() if each.identity.job == job and each.ended_at]
-        if ends and now - max(ends) < UNDISTURBED_SECONDS:
-            return  # they waited for that job, and this process has had as little time
+        hosts = (each for each in self.sessions.values() if each.identity.job == job)
+        if any(each.ended_at is not None and now - each.ended_at < UNDISTURBED_SECONDS for each in hosts):
+            return  # all waited for the end of that session, and have had only the time since
         others = [
             each
             for each in self.world.processes
