@@ -353,6 +353,20 @@ STORIES: dict[str, Story] = {
                 "who is in, after GO",
                 frames.Members(generation=1_700_000_100, quorum=True, present=_PRESENT),
             ),
+            Line(
+                "host",
+                "refused mesh",
+                "you reach not all of us: no seat",
+                frames.Refused(reason="mesh", detail="node2 does not reach node3", cause="a firewall", remedy="nft …"),
+            ),
+            Line(
+                "host",
+                "members left out",
+                "who got no seat",
+                frames.Members(
+                    generation=1_700_000_100, quorum=True, present=_PRESENT, left_out=("node2 gets no place: …",)
+                ),
+            ),
             Line("host", "ping", "are you alive?", frames.Ping(number=1)),
             Line("member", "round", "torch has completed a round: does the session stand?", frames.Round(number=1)),
             Line("host", "round-held", "it did when you asked", frames.RoundHeld(number=1)),

@@ -13,7 +13,8 @@
     the same for agents: many schedules, or one of them;
 ``python -m tests.lan rounds --seeds 10000 [--first 0]``, ``rounds --replay SEED``
     the same for the rounds of agents;
-``python -m tests.lan mesh --seeds 10000 [--first 0]``, ``mesh --replay SEED``, with ``--electing`` without ranks
+``python -m tests.lan mesh --seeds 10000 [--first 0]``, ``mesh --replay SEED``, with ``--electing`` without ranks,
+    with ``--agents`` of agents
     the same for jobs that need a mesh: many schedules, or one of them;
 ``python -m tests.lan late --ranks 10000 --loss 0.3 --waiting 60``
     all ranks wait so long for rank 0: what that sends, and how soon they know it then;
@@ -36,7 +37,7 @@ from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.crowd import crowd, nodes
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
-from tests.lan.meshes import MeshElectionSchedule, MeshSchedule
+from tests.lan.meshes import AgentMeshSchedule, MeshElectionSchedule, MeshSchedule
 from tests.lan.round_schedules import RoundSchedule
 from tests.lan.scale import late_host
 from tests.lan.schedules import Schedule
@@ -123,6 +124,7 @@ COMMANDS: dict[type[AnySchedule], str] = {
     MeshSchedule: "mesh --replay",
     MeshElectionSchedule: "mesh --electing --replay",
     AgentSchedule: "agents --replay",
+    AgentMeshSchedule: "mesh --agents --replay",
     RoundSchedule: "rounds --replay",
 }
 
@@ -207,6 +209,7 @@ def main() -> int:
         gathering.add_argument("--first", type=int, default=0)
         if name == "mesh":
             gathering.add_argument("--electing", action="store_true", help="of processes without ranks")
+            gathering.add_argument("--agents", action="store_true", help="of agents of torchrun")
     arguments = parser.parse_args()
     if arguments.command == "start":
         start(arguments.ranks, arguments.loss, arguments.seed, arguments.spread, arguments.mesh)
@@ -227,7 +230,8 @@ def main() -> int:
     elif arguments.command in ("agents", "rounds", "mesh"):
         kind: type[AnySchedule] = AgentSchedule if arguments.command == "agents" else RoundSchedule
         if arguments.command == "mesh":
-            kind = MeshElectionSchedule if arguments.electing else MeshSchedule
+            kind = AgentMeshSchedule if arguments.agents else MeshSchedule
+            kind = MeshElectionSchedule if arguments.electing else kind
         if arguments.replay is None:
             held = soak(kind, arguments.first, arguments.seeds)
         else:

@@ -34,9 +34,11 @@ class AgentSchedule(Strikes):
     frames = (*Strikes.frames, "members")
     rests = True  # what has come together must stay so
     gathering: AgentGathering
+    healed_seconds = HEALED_SECONDS
 
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
-        gathering = self.gathering = AgentGathering(seed, (1, 1), tracing=tracing)
+        self.seed = seed
+        gathering = self.gathering = self._gather(tracing=tracing)
         rng = self.rng = gathering.rng
         maximum = rng.randint(2, 7)
         nodes = Nodes(minimum=rng.randint(1, maximum), maximum=maximum)
@@ -68,6 +70,9 @@ class AgentSchedule(Strikes):
             self._plan_strike_at_frame()
         gathering.world.watchers.append(self._end_with_the_job)
         gathering.world.after(self.chaos, self._heal)
+
+    def _gather(self, *, tracing: bool) -> AgentGathering:
+        return AgentGathering(self.seed, (1, 1), tracing=tracing)
 
     def _draw_orders(self, rng: random.Random) -> None:
         """Let machines have node ranks of their own, names, or nothing."""
@@ -231,9 +236,9 @@ class AgentSchedule(Strikes):
         experienced = any(process.agent.memory.had_quorum for process in self.current.values() if process.core)
         if experienced and self.count < self.gathering.policy.nodes.founders:
             return  # an agent that was killed counted beside the one in its place: now too few are left to go on
-        met = world.run(HEALED_SECONDS - NOTICED_SECONDS, until=self._together)
+        met = world.run(self.healed_seconds - NOTICED_SECONDS, until=self._together)
         states = {each.name: (each.agent.stage(), each.failure) for each in self.current.values() if each.core}
-        assert met, f"not together {HEALED_SECONDS:.0f} s after the end of the chaos: {states}"
+        assert met, f"not together {self.healed_seconds:.0f} s after the end of the chaos: {states}"
         world.run(20.0)
         assert self._together(), "together once, and then not any more, without a fault"
 

@@ -13,7 +13,7 @@ from mingle.elastic.host import ElasticHost
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.events import Address, TimerDue
-from mingle.protocol.machine import Context, Endpoints, Formation, Identity
+from mingle.protocol.machine import Context, Endpoints, Formation, Identity, Mesh
 from mingle.protocol.seats import CLAIM_BYTES, EXPLICIT
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES
@@ -300,8 +300,10 @@ class AgentGathering:
         last_call: float = LAST_CALL_SECONDS,
         allow_minority: bool = False,
         secret: bytes | None = None,
+        mesh: Mesh = "off",
         tracing: bool = False,
     ) -> None:
+        self.mesh = mesh
         self.world = World(seed, tracing=tracing)
         self.network = Network(self.world)
         self.lan = self.network.segment("lan")
@@ -348,6 +350,7 @@ class AgentGathering:
             order=self.orders.get(machine, b""),
         )
         key = None if self.secret is None else JobKey(self.secret, "job")
+        mesh = self.mesh
 
         def wall_clock() -> float:
             return STARTED_AT + self.world.now + self.clock_errors.get(machine, 0.0)
@@ -361,7 +364,7 @@ class AgentGathering:
             return Agent(
                 identity,
                 Endpoints(addresses=addresses[:MAX_ADDRESSES], port=port),
-                Context(key=key, new_id=new_id, rng=dice, timeout=self.timeout),
+                Context(key=key, new_id=new_id, rng=dice, timeout=self.timeout, mesh=mesh),
                 now,
                 policy=policy,
                 wall_clock=functools.partial(recording.draw, wall_clock),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import random
 import re
 from collections import Counter
 
 from mingle.errors import ConnectivityError
+from mingle.protocol.member import LEFT_OUT_SECONDS
 from mingle.protocol.registrar import Committed
 from mingle.wire.frames import PADDING_BYTES
+from tests.lan.agent_schedules import AgentSchedule
+from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
 from tests.lan.network import Network
@@ -29,7 +34,7 @@ class MeshInvariants:
         self._world = world
         self._greeted: Counter[tuple[bytes, bytes]] = Counter()
         """How many GREETs each member has written to each other one."""
-        self._judged: set[int] = set()
+        self._judged: set[int | bytes] = set()
         world.before_write.append(self._note)
         world.watchers.append(self._check)
 
@@ -126,3 +131,76 @@ class MeshElectionSchedule(_Meshed, ElectionSchedule):
 
     def _filter(self) -> None:
         """Let calls in everywhere: a machine that takes none is in no mesh, and its job does not form."""
+
+
+class AgentMeshInvariants(MeshInvariants):
+    """The same of sessions of agents. A latecomer dials the members, and they do not dial it."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._inside: dict[bytes, set[bytes]] = {}
+        """The members of each session, as far as they were judged."""
+
+    def _check(self, process: Process) -> None:
+        assert isinstance(process, AgentProcess)
+        hosted = process.hosted
+        if hosted is None:
+            return
+        members = set(hosted.registrar.seats)
+        if hosted.session not in self._inside:
+            for one in members:
+                for other in members - {one}:
+                    assert self._greeted[one, other] >= 2, f"GO, but {self._names(one, other)} have not met both ways"
+        for late in members - self._inside.get(hosted.session, members):
+            for other in members - {late}:
+                if self._machine(late) == self._machine(other):
+                    continue  # one was killed, and still counts
+                met = self._greeted[late, other] and self._greeted[other, late]
+                assert met, f"{self._names(late, other)} are in one session and have not met"
+        self._inside[hosted.session] = members
+
+    def _machine(self, member: bytes) -> str:
+        return next(each.machine.name for each in self._world.processes if each.identity.member == member)
+
+    def _names(self, *members: bytes) -> str:
+        names = {each.identity.member: each.name for each in self._world.processes}
+        return " and ".join(names[each] for each in members)
+
+
+class AgentMeshSchedule(AgentSchedule):
+    """A random schedule of agents whose sessions are meshes: who is left out must have a fault, and comes in later."""
+
+    healed_seconds = AgentSchedule.healed_seconds + LEFT_OUT_SECONDS + PROVED_SECONDS
+
+    def __init__(self, seed: int, *, tracing: bool = False) -> None:
+        self.left_out = 0
+        super().__init__(seed, tracing=tracing)
+        AgentMeshInvariants(self.gathering.world)
+        self.faults = Faults(self.gathering.network)
+        self._read: dict[int, int] = {}
+        self.gathering.world.watchers.append(self._judge)
+        rng = random.Random(f"pairs of {seed}")
+        for _ in range(rng.choice((0, 1, 1, 2, 3)) if self.count > 2 else 0):
+            at = rng.choice((0.0, rng.uniform(0.0, self.chaos)))
+            self.gathering.world.after(at, functools.partial(self._cut_pair, rng))
+
+    def _cut_pair(self, rng: random.Random) -> None:
+        """Let two machines not reach each other until the end of the chaos."""
+        one, other = rng.sample([each.machine for each in self.current.values()], 2)
+        self.gathering.split([one], [other], barrier=rng.choice(("drop", "reset", "icmp")), one_way=rng.random() < 0.3)
+
+    def _gather(self, *, tracing: bool) -> AgentGathering:
+        gathering = super()._gather(tracing=tracing)
+        gathering.mesh = "on"
+        return gathering
+
+    def _judge(self, process: Process) -> None:
+        """Check that nobody is left out whose network has no fault."""
+        read = self._read.get(id(process), 0)
+        self._read[id(process)] = len(process.notices)
+        for notice in process.notices[read:]:
+            if "this node gets no place: " in notice:
+                self.left_out += 1
+                pairs = notice.partition("Likely cause")[0].partition("gets no place: ")[2]
+                innocent = self.faults.without("\n" + "\n".join(pairs.split("; ")))
+                assert not innocent, f"no machine has a fault in {innocent}, and {process.name} says {notice}"

@@ -57,8 +57,9 @@ def poison(info: Any, value: Any, name: str = "") -> Any:
                 for each in fields
                 if each.encode_name in value or is_shown(each.name, each.type)
             }
-        case msgspec.inspect.VarTupleType(item_type=item):
-            return [poison(item, each, name) for each in [*(value or ()), *([""] if is_shown(name, item) else [])]]
+        case msgspec.inspect.VarTupleType(item_type=item, max_length=most):
+            items = [*(value or ()), *([""] if is_shown(name, item) else [])][:most]
+            return [poison(item, each, name) for each in items]
         case msgspec.inspect.DictType():
             return {HOSTILE: HOSTILE}
     return value

@@ -309,6 +309,8 @@ class Gathering(Loop):
         stack.callback(self._stores.release)
         stack.callback(self._stores.close)
         context, endpoints = machine_context(settings, self._key, driver), driver.listen()
+        if settings.mesh != "off":
+            driver.listen_locally()
         order = order_of(settings.placement, self._identity.who.hostname, endpoints.addresses[0].address)
         self._identity = structs.replace(self._identity, order=order)
         self._agent = Agent(
@@ -358,6 +360,8 @@ class Gathering(Loop):
         if changed:
             self._agent.handle(InterfacesChanged(), now)
         self.driver.relisten(now)
+        if self._settings.mesh != "off":
+            self.driver.listen_locally()
 
     def _say(self, level: int, text: str, error: BaseException | None = None) -> None:
         if self._progress is not None or error is not None:

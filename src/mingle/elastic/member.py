@@ -14,10 +14,11 @@ from mingle.elastic.quorum import Memory
 from mingle.errors import MingleError
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol import reports as protocol_reports
+from mingle.protocol.effects import Notice
 from mingle.protocol.election import Candidate
 from mingle.protocol.events import Source
 from mingle.protocol.machine import Context, Identity
-from mingle.protocol.member import HOST_SEEN_SECONDS, Joining
+from mingle.protocol.member import HOST_SEEN_SECONDS, LEFT_OUT_SECONDS, Joining
 from mingle.protocol.observations import Diagnostics, NetworkFacts
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, Participant, ProvingStore
 from mingle.protocol.sessions import KnownSession
@@ -50,6 +51,10 @@ class AgentMember(Candidate):
         self._rounds_asked: dict[int, float] = {}
         """When each question about a round was asked, by its number."""
         self._last_number = 0
+        self._left_out: tuple[str, ...] = ()
+        """The nodes that got no seat, as the host has said last."""
+        self._left_out_until: float | None = None
+        """Until when this agent founds no session itself, since it is left out of one."""
         self._report_at = float("-inf")
         self._checked_at = now
         super().__init__(identity, context, now)
@@ -79,11 +84,16 @@ class AgentMember(Candidate):
     def next_timer(self) -> float | None:
         """The time of the next `TimerDue`: also the end of the binding, if it matters."""
         due, binding = super().next_timer(), self._memory.binding
+        if self._left_out_until is not None and not self.finished:
+            due = self._left_out_until if due is None else min(due, self._left_out_until)
         if not (self.running or (self.part is not None and self.part.can_confirm and binding.holds(self._checked_at))):
             return due
         return binding.until if due is None else min(due, binding.until)
 
     def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> protocol_reports.Cause | None:
+        left_out = self._memory.left_out
+        if left_out is not None and self.state.session is None:
+            return left_out.detail, left_out.remedy
         if self.state.session is None or self.status is None:
             return super()._why_waiting(heard, facts)
         return reports.waiting(self.identity, self._memory, self.status, heard, facts)
@@ -121,6 +131,8 @@ class AgentMember(Candidate):
             case frames.Refused(reason="surplus"):
                 memory.surplus = True
                 frame = msgspec.structs.replace(frame, reason="full")
+            case frames.Refused(reason="mesh"):
+                self._is_left_out(frame, now)
         super().host_said(session, frame, now)
 
     def runs_elsewhere(self, running: frames.Running) -> None:
@@ -133,6 +145,24 @@ class AgentMember(Candidate):
         sealed = isinstance(state, AwaitingSeal) and isinstance(frame, frames.Sealed) and frame.epoch == state.epoch
         if sealed or isinstance(state, ProvingStore | AwaitingGo) or self.outcome is not None:
             self._memory.binding.renew(session.name, now)
+
+    def _is_left_out(self, refusal: frames.Refused, now: float) -> None:
+        """Say why this agent gets no seat; it does not compete with the session that goes on without it."""
+        self._memory.left_out, self._left_out_until = refusal, now + LEFT_OUT_SECONDS
+        self._effects.append(Notice(reports.left_out(self.identity, refusal)))
+
+    def expects_host(self, now: float) -> bool:
+        """Return whether there is a host in sight; also one that has no seat for this agent, for a limited time."""
+        return super().expects_host(now) or self._left_out_until is not None
+
+    def _gather(self, now: float) -> None:
+        if self._left_out_until is not None and now >= self._left_out_until:
+            self._left_out_until = None
+        super()._gather(now)
+
+    def _mesh_session(self) -> KnownSession | None:
+        """The session whose mesh this agent is part of: latecomers dial the members of one that runs, too."""
+        return self.state.session
 
     # --- the steps -------------------------------------------------------------------------------------------------
 
@@ -177,7 +207,7 @@ class AgentMember(Candidate):
 
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
         super()._go(session, sealed)
-        self._memory.surplus = False
+        self._memory.surplus, self._memory.left_out = False, None
         if self._members is not None:
             self._learn(self._members)
         # An agent that loses its host can join any other one; unlike a rank it has no process group to return to.
@@ -187,6 +217,9 @@ class AgentMember(Candidate):
     def _learn(self, members: frames.Members) -> None:
         """Take note of the members; before the session has formed, the list has no meaning."""
         self._members = members
+        news = [text for text in members.left_out if text not in self._left_out]
+        self._left_out = members.left_out
+        self._effects += [Notice(f"job {self.identity.job!r}: {text}") for text in news]
         if self.outcome is not None:
             memory = self._memory
             memory.generation, memory.companions = max(memory.generation, members.generation), members.present
@@ -227,7 +260,9 @@ class AgentMember(Candidate):
             self.lost_because = f"the connection to {session.host_name} is lost: {reason}"
 
     def _timeout(self, facts: NetworkFacts) -> MingleError:
-        status = self.status or self._memory.best_status
+        status, left_out = self.status or self._memory.best_status, self._memory.left_out
+        if left_out is not None and self.state.session is None:
+            return reports.stayed_left_out(self.identity, left_out, self.timeout)
         if status is None:
             return super()._timeout(facts)
         return reports.incomplete(self.identity, self._memory, status, self.timeout, self.diagnostics, facts)

@@ -8,6 +8,7 @@ allows it only one of the two. So the protocol never has to decide that an agent
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -112,6 +113,8 @@ class Memory:
     """The last session in which it had a seat, and the token of that seat."""
     companions: tuple[frames.ProcessInfo, ...] = ()
     """The agents in its last session, for messages."""
+    left_out: frames.Refused | None = None
+    """Why it was refused a seat, if it and a member can't reach each other; None once it has one."""
     best_status: frames.Status | None = None
     """The status of the present gathering when most agents were there. Deadlines pass one after another, and the last
     agent names the others, too."""
@@ -167,6 +170,8 @@ class Quorum(Admission):
         """Whether a member has ended the job for all; no round begins after that, so no quorum is needed."""
         self.generation = 0
         """The number of the session, fixed at the seal."""
+        self.left_out: deque[str] = deque(maxlen=frames.MAX_LEFT_OUT)
+        """Which nodes got no seat lately, since they and members can't reach each other."""
         self._session = session
         self._memory = memory
         self._newcomer_at = now
@@ -315,7 +320,14 @@ class Quorum(Admission):
             generation=self.generation,
             quorum=self.had_quorum or soon,
             present=tuple(present[: frames.MAX_PRESENT]),
+            left_out=tuple(self.left_out),
         )
+
+    def leave_out(self, text: str) -> None:
+        """Remember it, for the members."""
+        if text in self.left_out:
+            self.left_out.remove(text)
+        self.left_out.append(text)
 
     def acknowledged(self, member: bytes, now: float) -> bool:
         """Renew a member's lease from SEALED; return whether it is valid."""

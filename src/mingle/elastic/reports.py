@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 from mingle.elastic.quorum import Memory, Policy
-from mingle.errors import DiscoveryTimeoutError, MingleError
+from mingle.errors import ConnectivityError, DiscoveryTimeoutError, MingleError
 from mingle.protocol import reports
 from mingle.protocol.machine import Identity
+from mingle.protocol.member import LEFT_OUT_SECONDS
 from mingle.protocol.observations import Diagnostics, NetworkFacts
-from mingle.wire.frames import ProcessInfo, Status
+from mingle.wire.frames import ProcessInfo, Refused, Status
 
 _EVERYWHERE = "run the same line on every node; `mingle-discover list` shows which jobs the network knows."
 _AGENTS = reports.Words(
@@ -28,6 +29,7 @@ _NOT_JOINED = (
     "drops their TCP connections",
     "run `mingle-discover doctor` on both nodes, or `mingle-discover ping` on all of them at once.",
 )
+_MESH = "its own message has the likely cause and a command; `mingle-discover ping` on all nodes shows every pair."
 
 
 def incomplete(
@@ -92,6 +94,8 @@ def _why_incomplete(
             "start the missing nodes again, or repair the network; where two parts of the job may run at once, give "
             "every node --rdzv-conf allow_minority=1.",
         )
+    elif status.refused and ": mesh (" in status.refused[-1]:
+        certain = f"a node and another one can't reach each other: {status.refused[-1]}", _MESH
     elif status.refused:
         certain = f"a node was started with settings that contradict the others: {status.refused[-1]}", _EVERYWHERE
     # All nodes that were there, but this one, can be among those heard: of this many at least one was not.
@@ -104,6 +108,23 @@ def _why_incomplete(
         alone=alone,
         certain=certain,
         heard=_NOT_JOINED if outside else None,
+    )
+
+
+def left_out(identity: Identity, refusal: Refused) -> str:
+    """Return the warning of an agent that gets no seat, since it and a member can't reach each other."""
+    return (
+        f"job {identity.job!r}: this node gets no place: {refusal.detail}. Likely cause: {refusal.cause}. "
+        f"Fix: {refusal.remedy} It asks again every {LEFT_OUT_SECONDS:.0f} s, and the job goes on without it"
+    )
+
+
+def stayed_left_out(identity: Identity, refusal: Refused, seconds: float) -> MingleError:
+    """Return the error of such an agent whose time is up."""
+    return ConnectivityError.explain(
+        f"job {identity.job!r}: this node got no place within {seconds:g} s: {refusal.detail}.",
+        cause=refusal.cause,
+        remedy=refusal.remedy,
     )
 
 

@@ -102,6 +102,9 @@ class Admission:
         """
         return None
 
+    def leave_out(self, text: str) -> None:
+        """Take note that a newcomer gets no seat, since it and a member can't reach each other."""
+
     def acknowledged(self, member: bytes, now: float) -> bool:
         """Take note of an ACK; return whether the member counts, since its ACK came in time."""
         return True

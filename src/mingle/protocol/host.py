@@ -475,6 +475,10 @@ class Host:
         """Show which nodes can't reach each other, and go on."""
         self._effects.append(Notice(mesh_report.warning(self.identity.job, proof, self.identity.who.unit)))
 
+    def left_out(self, text: str) -> None:
+        """Show that a node gets no seat, since it and a member can't reach each other."""
+        self._effects.append(Notice(f"job {self.identity.job!r}: {text}"))
+
     def mesh_sampled(self, proof: Proof) -> None:
         """Show that only a sample of the pairs was proved."""
         self._effects.append(Notice(mesh_report.sample(self.identity.job, proof), warns=False))

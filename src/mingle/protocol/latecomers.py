@@ -7,11 +7,15 @@ open session.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from mingle.protocol import mesh_report
 from mingle.protocol.admission import Admission
-from mingle.protocol.machine import RegistrarPort, roster_digest
+from mingle.protocol.machine import Mesh, RegistrarPort, roster_digest
+from mingle.protocol.mesh_report import Proof
 from mingle.protocol.roster import roster
 from mingle.protocol.seats import Latecomer, Seated, Seats
 from mingle.wire import frames
@@ -32,6 +36,7 @@ class Latecomers:
         port: what the registrar calls.
         admission: whether a newcomer is taken now.
         refuse: refuses the newcomer on a connection.
+        mesh: what to do if a latecomer can't reach a member.
     """
 
     def __init__(
@@ -41,32 +46,60 @@ class Latecomers:
         port: RegistrarPort,
         admission: Admission,
         refuse: Callable[[int, frames.Join, frames.Refused], None],
+        *,
+        mesh: Mesh,
     ) -> None:
         self._session = session
         self._seats = seats
         self._port = port
         self._admission = admission
         self._refuse = refuse
+        self._mesh = mesh
+        self._proofs: dict[bytes, Proof] = {}
+        """What is known of the connections of latecomers to the members, by the latecomers that were asked to dial."""
+        self._dialed: dict[bytes, frozenset[bytes]] = {}
+        """The members that each of these was asked to dial, without those that it has not reached."""
+
+    def proofs(self) -> list[Proof]:
+        """Return the proofs of the mesh that are under way."""
+        return list(self._proofs.values())
+
+    def _lacks_members(self, seat: Seated) -> bool:
+        """Return whether others, which it has not dialed, have become members since a latecomer was asked to dial."""
+        return not self._dialed.get(seat.member, frozenset()).issuperset(self._seats) and self._mesh != "off"
 
     def add(self, seat: Seated, now: float) -> None:
         """Let a newcomer wait beside the members."""
         self._seats.wait(Latecomer(seat, admit_by=now + ADMITTED_SECONDS))
 
-    def ask(self, epoch: int, now: float) -> None:
+    def ask(self, committed: Committed, now: float) -> None:
         """Send CONFIRM to the latecomers that wait for it, once the session can take them."""
         for latecomer in self._seats.latecomers.values():
             if not latecomer.asked and self._admission.admits(now):
                 assert latecomer.seat.conn is not None
                 latecomer.asked = True
-                self._port.send(latecomer.seat.conn, frames.Confirm(session=self._session, epoch=epoch))
+                self._port.send(latecomer.seat.conn, self._confirm(latecomer, committed))
+
+    def _confirm(self, latecomer: Latecomer, committed: Committed) -> frames.Confirm:
+        seat, seats, network = latecomer.seat, self._seats, committed.store_address
+        plain = frames.Confirm(session=self._session, epoch=committed.epoch)
+        self._proofs.pop(seat.member, None)
+        if self._mesh == "off":
+            return plain
+        self._dialed[seat.member] = frozenset(seats)
+        proof = mesh_report.begin_for(seat, network, seats.host, seats)
+        if not (targets := proof.targets(seat.member)):
+            return plain
+        self._proofs[seat.member] = proof
+        return structs.replace(plain, network=network, targets=targets, seconds=proof.seconds)
 
     def confirmed(
-        self, latecomer: Latecomer, conn: int, committed: Committed, paths: tuple[frames.Path, ...], now: float
+        self, latecomer: Latecomer, conn: int, committed: Committed, frame: frames.Confirmed, now: float
     ) -> None:
-        """Send SEALED to a latecomer that has confirmed, unless it has not reached the store's address."""
-        seat, seats = latecomer.seat, self._seats
+        """Send SEALED to a latecomer that has confirmed, unless it has not reached the store's address or a member."""
+        seat, seats, paths = latecomer.seat, self._seats, frame.paths
         seat.paths = paths
-        if not self._admission.admits(now):
+        if not self._admission.admits(now) or self._lacks_members(seat):
             latecomer.asked = False
             return
         if committed.store_address not in {path.host_address for path in paths}:
@@ -74,6 +107,8 @@ class Latecomers:
             self.forget(seat)
             refusal = frames.Refused(reason="network", detail=detail, who=seats.host.applicant.who)
             self._refuse(conn, seat.applicant, refusal)
+            return
+        if self._leaves_out(seat, conn, frame.failures):
             return
         others = (each.place for each in seats.latecomers.values() if each is not latecomer)
         taken = {each.rank for each in (*committed.places.values(), *others) if each is not None}
@@ -93,14 +128,35 @@ class Latecomers:
         digest = roster_digest(roster(seats, committed.places, committed.store_address))
         self._port.send(conn, committed.frame(self._session, latecomer.place, digest))
 
+    def _leaves_out(self, seat: Seated, conn: int, failures: Iterable[frames.Failure]) -> bool:
+        """Show which members a latecomer does not reach, if any; return whether it is refused for that."""
+        seats, proof = self._seats, self._proofs.pop(seat.member, None)
+        if proof is None:
+            return False
+        if self._mesh == "on":
+            self._dialed[seat.member] -= {each.member for each in failures}
+        proof.add(seat.member, [each for each in failures if each.member in seats])
+        if not proof.failures:
+            return False
+        left_out = mesh_report.without(proof, seat.member)
+        self._admission.leave_out(str(left_out))
+        self._port.left_out(str(left_out))
+        if self._mesh == "warn":
+            return False
+        self.forget(seat)
+        self._refuse(conn, seat.applicant, left_out.refusal(seats.host.applicant.who))
+        return True
+
     def acknowledged(self, latecomer: Latecomer, conn: int, committed: Committed, now: float) -> None:
         """Make a latecomer a member: it has reached the store."""
         seat, where = latecomer.seat, latecomer.place
         if where is None:
             return
-        if not self._admission.admits(now) or not self._admission.acknowledged(seat.member, now):
+        counts = self._admission.admits(now) and self._admission.acknowledged(seat.member, now)
+        if not counts or self._lacks_members(seat):
             latecomer.asked = False  # its acknowledgement came too late, or at a bad moment: it is asked again
             return
+        self._dialed.pop(seat.member, None)
         committed.places[seat.member] = where
         self._seats.take(seat)
         self._port.send(conn, frames.Go(session=self._session, epoch=committed.epoch))
@@ -109,6 +165,8 @@ class Latecomers:
         """Forget a latecomer that is gone."""
         self._seats.free(seat)
         self._admission.gone(seat.member)
+        self._proofs.pop(seat.member, None)
+        self._dialed.pop(seat.member, None)
 
     def overdue(self, now: float) -> list[int]:
         """Return the connections of the latecomers that have taken too long."""

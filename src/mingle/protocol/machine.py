@@ -253,6 +253,9 @@ class RegistrarPort(Protocol):
     def mesh_warning(self, proof: Proof) -> None:
         """Show the same as a warning."""
 
+    def left_out(self, text: str) -> None:
+        """Show that a node gets no seat, since it and a member can't reach each other."""
+
     def mesh_sampled(self, proof: Proof) -> None:
         """Show that only a sample of the pairs was proved."""
 

@@ -48,6 +48,8 @@ SUSPECT_SECONDS = 2.0
 """The time in which a host that has not confirmed must answer once another host offers itself."""
 HOST_SEEN_SECONDS = 1.0
 """The least time between two reports of the same other host to the own one."""
+LEFT_OUT_SECONDS = 30.0
+"""How long a node that can't reach a member waits before it asks the session for a seat again."""
 STATUS_BEFORE_DEADLINE_SECONDS = 1.0
 """How long before its deadline a member asks for the status once more, for the error."""
 
@@ -298,11 +300,11 @@ class Joiner:
         """The time of the next `TimerDue`."""
         if self.failure is not None:
             return None
-        state, times = self.state, [self.search.table.next_timer()]
+        state, times = self.state, [self.search.table.next_timer(), self._answerer.next_timer()]
         if isinstance(state, Formed):
             times.append(state.membership.next_timer())
         else:
-            times += [self._deadline, self.search.next_timer(), self._suspicion_timer(), self._answerer.next_timer()]
+            times += [self._deadline, self.search.next_timer(), self._suspicion_timer()]
             if isinstance(state, Returning) and state.returns_to.race is None:
                 times.append(state.returns_to.retry_at)
             if isinstance(state, Participating):
@@ -385,14 +387,19 @@ class Joiner:
                 self._handle_timer(now)
 
     def _accepted(self, event: Accepted, now: float) -> None:
-        """Answer a connection of the mesh; before there is a seat, and from SEALED on, hang up on it."""
-        link, part = self.state.link, self.part
-        forming = part is None or isinstance(part.state, AwaitingConfirm | TryingPaths | AwaitingSeal)
-        if link is not None and forming:
-            self._answerer.serve(link.session.name, [each.local_address for each in link.session.paths])
+        """Answer a connection of the mesh, or hang up on it."""
+        session = self._mesh_session()
+        if session is not None:
+            self._answerer.serve(session.name, [each.local_address for each in session.paths])
         else:
             self._answerer.serve(b"")
         self._answerer.accepted(event, now)
+
+    def _mesh_session(self) -> KnownSession | None:
+        """The session whose mesh this member is part of: none before there is a seat, and from SEALED on."""
+        link, part = self.state.link, self.part
+        forming = part is None or isinstance(part.state, AwaitingConfirm | TryingPaths | AwaitingSeal)
+        return link.session if link is not None and forming else None
 
     def _readdress(self, addresses: tuple[Address, ...]) -> None:
         endpoints = self._answerer.endpoints
@@ -572,6 +579,9 @@ class Joiner:
             session.ran = None
             session.retry_later(now)
             self.search.resume(now)
+        elif frame.reason == "mesh":
+            session.ran, session.retry_at = None, now + LEFT_OUT_SECONDS
+            self.search.resume(now)
         elif frame.reason in ("running", "full"):
             # Full, or sealed without this member: wait for its end, like for any other run of the same job.
             full = session.offer.world_size
@@ -648,6 +658,7 @@ class Joiner:
         if self.failure is not None:
             return
         self.search.table.handle_timer(now)
+        self._answerer.handle_timer(now)
         if isinstance(self.state, Formed):
             self.state.membership.handle_timer(now)
             if self.state.membership.unanswered(now):
@@ -668,7 +679,6 @@ class Joiner:
         self._confirm_if_due(now)
         self._watch_host(now)
         self.search.handle_timer(now)
-        self._answerer.handle_timer(now)
         if isinstance(self.state, Participating):
             self.state.part.handle_timer(now)
             self._confirm_if_due(now)

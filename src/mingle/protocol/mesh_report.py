@@ -8,15 +8,17 @@ line, also among 128 nodes.
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct, field, structs
 
 from mingle.errors import FREE_DESCRIPTORS, ConnectivityError, counted
-from mingle.protocol.mesh import sampled, targets_of
+from mingle.protocol.mesh import NETWORK_SECONDS, sampled, targets_of
+from mingle.protocol.seating import place
 from mingle.protocol.seats import HostSeat, Seated
-from mingle.wire.frames import MAX_TEXT_CHARACTERS, Failure, Place, ProcessInfo, Target, Unit, Unreached
+from mingle.wire.frames import MAX_TEXT_CHARACTERS, Failure, Place, ProcessInfo, Refused, Target, Unit, Unreached
 
 Pair: TypeAlias = tuple[int, int]
 """The numbers of two nodes: the one that dials, and the one that is dialed."""
@@ -120,6 +122,10 @@ class Proof(Struct):
         self.asked.update(dict.fromkeys(asking, True))
         return [self.nodes[one].member for one, _ in asking]
 
+    def silent(self) -> set[bytes]:
+        """Return the members of whose processes it is not known that they run, though others wait for them."""
+        return {self.nodes[other].member for (_, other), runs in self.asked.items() if not runs}
+
     def wait_for_others(self) -> set[bytes]:
         """Return the members that have not confirmed because a target does not answer them."""
         return {self.nodes[one].member for one, _ in self.asked}
@@ -162,6 +168,27 @@ def begin(
     length = host.prefix_lengths.get(network)
     subnet = str(ipaddress.ip_network(f"{network}/{length}", strict=False)) if length else network
     return Proof(network, subnet, list(nodes.values()), seconds, last)
+
+
+def begin_for(newcomer: Seated, network: str, host: HostSeat, seats: Mapping[bytes, Seated]) -> Proof:
+    """Return the proof of a newcomer to a running session: it dials the members, and they do not dial it.
+
+    Args:
+        newcomer: the member to be.
+        network: the host's address on the network of the job.
+        host: the host's own seat.
+        seats: all members.
+    """
+    everyone = [*seats.values(), newcomer]
+    places = place([structs.replace(seat.applicant, paths=seat.paths) for seat in everyone], len(everyone))
+    own = places[-1].node_rank
+    # Another process of its node can be one that was killed and still counts: the newcomer dials for the node.
+    elsewhere = [(seat, where) for seat, where in zip(everyone, places, strict=True) if where.node_rank != own]
+    involved = {seat.member: seat for seat, _ in elsewhere} | {newcomer.member: newcomer}
+    places = [*(where for _, where in elsewhere), places[-1]]
+    proof = begin(network, host, involved, places, seconds=NETWORK_SECONDS, last=True)
+    nodes = [structs.replace(node, dials=node.member == newcomer.member) for node in proof.nodes]
+    return structs.replace(proof, nodes=nodes)
 
 
 def _node(seat: Seated, network: str, host: HostSeat | None) -> Node:
@@ -418,6 +445,57 @@ def warning(job: str, proof: Proof, unit: Unit) -> str:
         f"job {job!r}: {heading}; the {unit}s start all the same (mesh=warn): {'; '.join(lines)}. "
         f"Likely cause: {cause}. Fix: {remedy}"
     )
+
+
+class LeftOut(Struct, frozen=True):
+    """A node that gets no seat, since it and members can't reach each other."""
+
+    node: Node
+    pairs: str
+    """Which members these are, and how connections failed."""
+    cause: str
+    """The likely cause."""
+    remedy: str
+    """What to do about it."""
+
+    def refusal(self, host: ProcessInfo) -> Refused:
+        """Return what the node itself is told."""
+        return Refused(
+            reason="mesh", detail=_cut(self.pairs), who=host, cause=_cut(self.cause), remedy=_cut(self.remedy)
+        )
+
+    def __str__(self) -> str:
+        """What everybody else is told."""
+        return _cut(f"{self.node.name} gets no place: {self.pairs}. Likely cause: {self.cause}. Fix: {self.remedy}")
+
+
+def _cut(text: str) -> str:
+    return text[:MAX_TEXT_CHARACTERS]
+
+
+def left_out(proof: Proof, host: bytes) -> list[LeftOut]:
+    """Return the nodes that get no seat, so that all the others reach each other.
+
+    Of two nodes that don't reach each other that one is left out which lacks more others, then the later one in order.
+    The host never is: every member has reached it.
+    """
+    pairs, numbers = set(proof.failures), list[int]()
+    while pairs:
+        lacks = Counter(one for pair in pairs for one in pair if proof.nodes[one].member != host)
+        number = max(lacks, key=lambda one: (lacks[one], one))
+        numbers.append(number)
+        pairs = {pair for pair in pairs if number not in pair}
+    return [without(proof, proof.nodes[number].member) for number in numbers]
+
+
+def without(proof: Proof, member: bytes) -> LeftOut:
+    """Return why a node gets no seat."""
+    number = next(number for number, node in enumerate(proof.nodes) if node.member == member)
+    failures = {pair: failure for pair, failure in proof.failures.items() if number in pair}
+    own = structs.replace(proof, failures=failures)
+    _, lines = describe(own)
+    cause, remedy = cause_of(own)
+    return LeftOut(proof.nodes[number], "; ".join(lines), cause, remedy)
 
 
 def sample(job: str, proof: Proof) -> str:

@@ -62,12 +62,14 @@ class NetworkChoice:
         seats: of the session.
         mode: what to do if nodes can't reach each other.
         deadline: when a job that has not formed is an error.
+        partial: whether the session can form while seats are free.
     """
 
-    def __init__(self, seats: Seats, mode: Mesh, deadline: float) -> None:
+    def __init__(self, seats: Seats, mode: Mesh, deadline: float, *, partial: bool = False) -> None:
         self._seats = seats
         self._mode = mode
         self._deadline = deadline
+        self._partial = partial
         self.restart()
 
     def restart(self) -> None:
@@ -82,7 +84,7 @@ class NetworkChoice:
     def next_proof(self, now: float) -> Proof | None:
         """Return what is to be proved next; None: nothing."""
         seats = self._seats
-        if self._mode == "off" or self._warned or len(seats) != seats.size:
+        if self._mode == "off" or self._warned or not (self._partial or len(seats) == seats.size):
             return None
         network, last = self._common(without=self._broken), False
         seconds = mesh.NEXT_NETWORK_SECONDS if self._broken else mesh.NETWORK_SECONDS

@@ -32,7 +32,7 @@ from typing import ClassVar, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
-from mingle.protocol import reports
+from mingle.protocol import mesh_report, reports
 from mingle.protocol.admission import Admission
 from mingle.protocol.latecomers import Latecomers
 from mingle.protocol.machine import Mesh, RegistrarPort, roster_digest
@@ -191,6 +191,7 @@ TRANSITIONS: Transitions = {
         _HELD: Open,
         "the mesh is to be proved on another network": Confirming,
         "the mesh holds on no network": NoMesh,
+        "nodes that reach not all others are left out": Open,
         **_VOIDED,
     },
     Apart: {"the pause is over": Confirming, **_VOIDED},
@@ -243,9 +244,9 @@ class Registrar:
         self.held = False
         """Whether another session may hold this job: this one takes members, but confirms and commits nothing."""
         self._port = port
-        self._network = NetworkChoice(self.seats, mesh, deadline)
+        self._network = NetworkChoice(self.seats, mesh, deadline, partial=admission.takes_latecomers)
         self._challenges = Challenges(self._refuse)
-        self._latecomers = Latecomers(session, self.seats, port, admission, self._refuse)
+        self._latecomers = Latecomers(session, self.seats, port, admission, self._refuse, mesh=mesh)
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -458,7 +459,7 @@ class Registrar:
         if frame.epoch != state.epoch:
             return
         if latecomer is not None and isinstance(state, Committed):
-            self._latecomers.confirmed(latecomer, conn, state, frame.paths, now)
+            self._latecomers.confirmed(latecomer, conn, state, frame, now)
         elif seat is not None and isinstance(state, Confirming):
             seat.paths = frame.paths
             if state.proof is not None:
@@ -476,26 +477,32 @@ class Registrar:
 
     def unanswered(self, member: bytes, epoch: int, target: bytes, now: float) -> None:
         """Handle UNANSWERED of a member, or of the host: ask whether the process of its target runs."""
-        state = self.state
-        if not isinstance(state, Confirming) or state.epoch != epoch or state.proof is None:
+        holder = self.seats.find(target)
+        if epoch != self.state.epoch or holder is None:
             return
-        if state.proof.ask(member, target):
-            if target == self.seats.host.member:
+        proofs = [proof for proof in self._proofs() if proof.ask(member, target)]
+        if proofs:
+            if holder.conn is None:
                 self._runs(target, now)
-            elif (conn := self.seats[target].conn) is not None:
-                self._port.send(conn, frames.Ping())
+            else:
+                self._port.send(holder.conn, frames.Ping())
+
+    def _proofs(self) -> list[Proof]:
+        """Return the proofs that are under way: that of all members, or those of latecomers."""
+        if isinstance(self.state, Confirming):
+            return [] if self.state.proof is None else [self.state.proof]
+        return self._latecomers.proofs()
 
     def _runs(self, target: bytes, now: float) -> None:
         """Tell the members that have asked about a process that it runs."""
-        state = self.state
-        if not isinstance(state, Confirming) or state.proof is None:
-            return
-        for member in state.proof.runs(target):
-            conn = self.seats[member].conn
-            if conn is None:
-                self._port.target_runs(target, now)
-            else:
-                self._port.send(conn, frames.Runs(session=self.session, epoch=state.epoch, member=target))
+        for proof in self._proofs():
+            for member in proof.runs(target):
+                seat = self.seats.find(member)
+                if member == self.seats.host.member:
+                    self._port.target_runs(target, now)
+                elif seat is not None and seat.conn is not None:
+                    runs = frames.Runs(session=self.session, epoch=self.state.epoch, member=target)
+                    self._port.send(seat.conn, runs)
 
     def acknowledged(self, conn: int, now: float) -> None:
         """Handle ACK: a member has reached the store.
@@ -631,9 +638,7 @@ class Registrar:
             # Open again, it can close for the other session.
             self._void(_HELD, "this job is held by another session", now)
         elif isinstance(state, Confirming) and now >= state.ends:
-            for late in [seat.conn for seat in self.seats.others() if seat.member in state.awaited]:
-                assert late is not None
-                self._drop(late, "it did not confirm in time", now)
+            self._drop_late(state, now)
         elif isinstance(state, Apart) and now >= state.again_at:
             self._ask_to_confirm("the pause is over", now, again=True)
         elif isinstance(state, Acknowledging) and now >= state.ends:
@@ -648,6 +653,18 @@ class Registrar:
             for member in [each for each, (since, _) in state.lost.items() if now >= since + RETURN_SECONDS]:
                 self._member_lost(state, self.seats[member])
         self._advance(now)
+
+    def _drop_late(self, state: Confirming, now: float) -> None:
+        """Drop the members that have not confirmed in time, but none that only waits for a process that is stopped."""
+        late = set(state.awaited)
+        if state.proof is not None:
+            late = (late - state.proof.wait_for_others()) | state.proof.silent()
+        dropped = [seat.conn for seat in self.seats.others() if seat.member in late]
+        for conn in dropped:
+            assert conn is not None
+            self._drop(conn, "it did not confirm in time", now)
+        if not dropped:
+            state.ends = now + CONFIRM_AGAIN_SECONDS  # this host itself still dials
 
     # --- from state to state -----------------------------------------------------------------------------------------
 
@@ -665,7 +682,7 @@ class Registrar:
             else:
                 self._void("not all have acknowledged in time", "the acknowledgements came too late", now)
         if isinstance(self.state, Committed):
-            self._latecomers.ask(self.state.epoch, now)
+            self._latecomers.ask(self.state, now)
 
     def _ask_to_confirm(self, event: str, now: float, *, again: bool = False) -> None:
         seats, epoch = self.seats, self.state.epoch + 1
@@ -742,11 +759,30 @@ class Registrar:
             case AnotherProof():
                 event = "the mesh is to be proved on another network"
                 self._ask_to_confirm(event, now, again=state.again)
+            case MeshBroken(proof=proof) if self.admission.takes_latecomers:
+                self._leave_out(proof, now)
             case MeshBroken(proof=proof):
                 end = NoMesh(epoch=state.epoch)
                 self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
                 self._port.no_mesh(proof)
         return None
+
+    def _leave_out(self, proof: Proof, now: float) -> None:
+        """Refuse their seats to the nodes without which all the others reach each other, and go on without them."""
+        seats, host = self.seats, self.seats.host
+        claimants: list[Challenge] = []
+        for left_out in mesh_report.left_out(proof, host.member):
+            seat, text = seats[left_out.node.member], str(left_out)
+            assert seat.conn is not None
+            self.admission.leave_out(text)
+            self.admission.gone(seat.member)
+            seats.free(seat)
+            claimants += self._challenges.take(seat.member)
+            self._port.left_out(text)
+            self._refuse(seat.conn, seat.applicant, left_out.refusal(host.applicant.who))
+        self._void("nodes that reach not all others are left out", "some nodes can't reach each other", now)
+        for challenge in claimants:
+            self.join(challenge.conn, challenge.member, challenge.applicant, now)
 
     def _keep_apart(self, state: Confirming, now: float) -> None:
         """Ask the members again in a moment, or fail: they share no address of the host."""

@@ -55,6 +55,7 @@ MAX_NODES = 1024
 # Three decades: JSON has no infinity, and `list --json` prints this number.
 MAX_SECONDS = 1e9
 MAX_PRESENT = 64
+MAX_LEFT_OUT = 4
 # The greatest integer that every language reads exactly. A generation is a time in seconds, or slightly more.
 MAX_GENERATION = 2**53
 
@@ -245,6 +246,7 @@ RefusalReason: TypeAlias = Literal[
     "ended",
     "network",
     "surplus",
+    "mesh",
 ]
 
 
@@ -254,9 +256,13 @@ class Refused(Frame, frozen=True, kw_only=True, tag="refused", omit_defaults=Tru
     reason: RefusalReason
     detail: Text = ""
     who: ProcessInfo | None = None
+    cause: Text = ""
+    """The likely cause, if it is that the member and another one can't reach each other."""
+    remedy: Text = ""
+    """What to do about it."""
 
     def __post_init__(self) -> None:
-        make_printable(self, "detail")
+        make_printable(self, "detail", "cause", "remedy")
 
 
 class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=True):
@@ -477,6 +483,11 @@ class Members(Frame, frozen=True, kw_only=True, tag="members", omit_defaults=Tru
     quorum: bool = False
     """Whether the session has had its quorum."""
     present: Annotated[tuple[ProcessInfo, ...], Meta(max_length=MAX_PRESENT)] = ()
+    left_out: Annotated[tuple[Text, ...], Meta(max_length=MAX_LEFT_OUT)] = ()
+    """Which nodes got no seat lately since they and members can't reach each other, for people."""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "left_out")
 
 
 # --- questions ----------------------------------------------------------------------------------------------

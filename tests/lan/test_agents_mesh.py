@@ -1,0 +1,232 @@
+"""Agents in the simulated network whose session is to be a mesh: who can't reach a member gets no seat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from msgspec import structs
+
+from mingle.errors import ConnectivityError
+from mingle.protocol.election import Elector
+from mingle.protocol.latecomers import Latecomers
+from mingle.protocol.member import LEFT_OUT_SECONDS
+from mingle.protocol.mesh_report import Proof
+from mingle.protocol.network_choice import Choice, NetworkChoice
+from mingle.protocol.participant import TryingPaths
+from tests.lan.agents import AgentGathering, AgentProcess
+from tests.lan.meshes import AgentMeshSchedule
+from tests.lan.network import Barrier
+from tests.lan.planted import search
+from tests.support.levels import repeated
+
+SEEDS = range(5)
+FORMED_SECONDS = 25.0
+"""By when the others are in a session: the proofs of a mesh that does not hold take 8 s."""
+AGAIN_SECONDS = LEFT_OUT_SECONDS + 15.0
+
+
+def others(agents: Sequence[AgentProcess], *left_out: AgentProcess) -> list[AgentProcess]:
+    return [agent for agent in agents if agent not in left_out]
+
+
+def in_session(agents: Sequence[AgentProcess]) -> list[AgentProcess]:
+    return [agent for agent in agents if agent.outcome is not None]
+
+
+def start(gathering: AgentGathering, count: int) -> list[AgentProcess]:
+    """Start agents; the first has the lowest member id, so that it hosts."""
+    agents = [gathering.start(f"m{number}") for number in range(count)]
+    return sorted(agents, key=lambda agent: agent.identity.member)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_session_forms_as_a_mesh(seed: int) -> None:
+    gathering = AgentGathering(seed, (2, 4), mesh="on")
+    agents = gathering.everybody(4)
+    gathering.run_until_together(agents, 5.0)
+    assert not any(agent.notices for agent in agents)
+
+
+@pytest.mark.parametrize("barrier", ["drop", "reset"])
+@pytest.mark.parametrize("one_way", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_of_two_members_that_do_not_reach_each_other_gets_no_seat(
+    seed: int, barrier: Barrier, one_way: bool
+) -> None:
+    gathering = AgentGathering(seed, (2, 4), mesh="on")
+    _, one, other, _ = agents = start(gathering, 4)
+    gathering.split([one.machine], [other.machine], barrier=barrier, one_way=one_way)
+    gathering.world.run(FORMED_SECONDS, until=lambda: len(in_session(agents)) == 3)
+    inside = in_session(agents)
+    assert len(inside) == 3
+    assert gathering.together(inside)
+    (left_out,) = others(agents, *inside)
+    assert left_out in (one, other)
+    gathering.world.run(3.0)
+    blamed = other if left_out is one else one
+    assert any("this node gets no place" in notice and blamed.machine.name in notice for notice in left_out.notices)
+    for agent in inside:
+        assert any(
+            "gets no place" in notice and one.machine.name in notice and other.machine.name in notice
+            for notice in agent.notices
+        ), (agent.name, agent.notices)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_node_that_was_left_out_comes_in_once_the_network_is_mended(seed: int) -> None:
+    gathering = AgentGathering(seed, (2, 4), mesh="on")
+    _, one, other, _ = agents = start(gathering, 4)
+    gathering.split([one.machine], [other.machine])
+    gathering.world.run(FORMED_SECONDS, until=lambda: len(in_session(agents)) == 3)
+    rounds_before = [agent.agent.losses for agent in agents]
+    gathering.world.run(LEFT_OUT_SECONDS * 1.5)
+    assert len(in_session(agents)) == 3
+    gathering.split([one.machine], [other.machine], parted=False)
+    gathering.run_until_together(agents, AGAIN_SECONDS)
+    assert [agent.agent.losses for agent in agents] == rounds_before
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_spare_takes_the_seat_of_a_node_that_does_not_reach_all(seed: int) -> None:
+    gathering = AgentGathering(seed, (3, 3), mesh="on", timeout=120.0)
+    host, one, other, spare = agents = start(gathering, 4)
+    gathering.split([one.machine], [other.machine])
+    gathering.world.run(60.0, until=lambda: len(in_session(agents)) == 3)
+    inside = in_session(agents)
+    assert len(inside) == 3
+    assert gathering.together(inside)
+    assert spare in inside
+    assert host in inside
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_late_node_that_does_not_reach_a_member_gets_no_seat(seed: int) -> None:
+    gathering = AgentGathering(seed, (2, 3), mesh="on")
+    agents = gathering.everybody(2)
+    gathering.run_until_together(agents, 15.0)
+    host = gathering.host_of(agents)
+    (member,) = others(agents, host)
+    gathering.world.run(3.0)
+    late = gathering.start("late")
+    gathering.split([late.machine], [member.machine])
+    gathering.world.run(20.0)
+    assert late.outcome is None
+    assert gathering.together(agents)
+    assert any("this node gets no place" in notice and member.machine.name in notice for notice in late.notices)
+    for agent in agents:
+        assert any("late" in notice and member.machine.name in notice for notice in agent.notices)
+    gathering.split([late.machine], [member.machine], parted=False)
+    gathering.run_until_together([*agents, late], AGAIN_SECONDS)
+    assert {agent.agent.losses for agent in agents} == {0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_node_that_stays_left_out_fails_at_its_deadline_and_names_the_pair(seed: int) -> None:
+    gathering = AgentGathering(seed, (2, 3), mesh="on", timeout=60.0)
+    agents = gathering.everybody(2)
+    gathering.run_until_together(agents, 15.0)
+    (member,) = others(agents, gathering.host_of(agents))
+    late = gathering.start("late")
+    gathering.split([late.machine], [member.machine])
+    gathering.world.run(70.0, until=lambda: late.failure is not None)
+    assert isinstance(late.failure, ConnectivityError)
+    assert member.machine.name in str(late.failure)
+
+
+@pytest.mark.parametrize("stopped_for", [3.0, 8.0])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_process_that_is_stopped_is_no_broken_path(seed: int, stopped_for: float) -> None:
+    gathering = AgentGathering(seed, (3, 3), mesh="on")
+    agents = start(gathering, 3)
+    victim = agents[1 + seed % 2]
+
+    def dials() -> bool:
+        part = victim.agent.part if victim.core is not None else None
+        member = part.joiner if isinstance(part, Elector) else None
+        return member is not None and member.part is not None and isinstance(member.part.state, TryingPaths)
+
+    assert gathering.world.run(15.0, until=dials)
+    victim.stop()
+    gathering.world.after(stopped_for, victim.cont)
+    gathering.run_until_together(agents, stopped_for + 10.0)
+    assert not any("gets no place" in notice for agent in agents for notice in agent.notices)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_with_warn_the_session_forms_all_the_same(seed: int) -> None:
+    gathering = AgentGathering(seed, (2, 3), mesh="warn")
+    host, one, other = agents = start(gathering, 3)
+    gathering.split([one.machine], [other.machine])
+    gathering.run_until_together(agents, FORMED_SECONDS)
+    assert any(one.machine.name in text and other.machine.name in text for text in host.notices)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_process_in_the_place_of_a_killed_one_dials_for_its_machine(seed: int) -> None:
+    """The killed one still counts: nobody has heard of its end."""
+    gathering = AgentGathering(seed, (2, 4), mesh="on")
+    agents = gathering.everybody(3)
+    gathering.run_until_together(agents, 15.0)
+    host = gathering.host_of(agents)
+    killed, member = others(agents, host)
+    gathering.network.cut(killed.machine)
+    killed.kill()
+    gathering.split([killed.machine], [member.machine])
+    gathering.network.heal(killed.machine)
+    late = gathering.start(killed.machine.name)
+    gathering.world.run(20.0)
+    assert late.outcome is None
+    assert any("this node gets no place" in notice and member.machine.name in notice for notice in late.notices)
+
+
+# --- bad days -------------------------------------------------------------------------------------------------------
+
+SEEDS_PER_TEST = 20
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("batch", repeated(3, soak=100))
+def test_random_schedules(batch: int) -> None:
+    failed = []
+    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+        try:
+            AgentMeshSchedule(seed).run()
+        except AssertionError as problem:
+            failed.append(f"python -m tests.lan mesh --agents --replay {seed}: {str(problem).splitlines()[0]}")
+    assert not failed, "\n".join(failed)
+
+
+def trust_latecomers(patch: pytest.MonkeyPatch) -> None:
+    """Seat a latecomer whatever it could not reach."""
+    patch.setattr(Latecomers, "_leaves_out", lambda *_: False)
+
+
+def forget_who_came_meanwhile(patch: pytest.MonkeyPatch) -> None:
+    """Let two latecomers in that were asked at the same time, and so have not dialed each other."""
+    patch.setattr(Latecomers, "_lacks_members", lambda *_: False)
+
+
+def found_with_a_broken_mesh(patch: pytest.MonkeyPatch) -> None:
+    genuine = NetworkChoice.choose
+
+    def choose(choice: NetworkChoice, proof: Proof | None, now: float) -> Choice:
+        return genuine(choice, proof if proof is None else structs.replace(proof, failures={}), now)
+
+    patch.setattr(NetworkChoice, "choose", choose)
+
+
+@pytest.mark.parametrize(
+    ("plant", "schedules"),
+    [
+        (trust_latecomers, 60),
+        (forget_who_came_meanwhile, 150),
+        (found_with_a_broken_mesh, 60),
+    ],
+)
+def test_a_planted_mistake_is_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], schedules: int
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="have not met"):
+        search(AgentMeshSchedule, schedules, "have not met")
