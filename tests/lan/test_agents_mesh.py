@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec import structs
 
+from mingle.elastic.leases import LEASE_SECONDS
 from mingle.errors import ConnectivityError
 from mingle.protocol.election import Elector
 from mingle.protocol.latecomers import Latecomers
@@ -18,6 +19,7 @@ from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.meshes import AgentMeshSchedule
 from tests.lan.network import Barrier
 from tests.lan.planted import search
+from tests.lan.strikes import mark
 from tests.support.levels import repeated
 
 SEEDS = range(5)
@@ -160,6 +162,34 @@ def test_with_warn_the_session_forms_all_the_same(seed: int) -> None:
     gathering.split([one.machine], [other.machine])
     gathering.run_until_together(agents, FORMED_SECONDS)
     assert any(one.machine.name in text and other.machine.name in text for text in host.notices)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_latecomer_waits_no_longer_for_a_member_that_is_lost(seed: int) -> None:
+    """The member is stopped when the latecomer dials it, and then it is killed."""
+    gathering = AgentGathering(seed, (2, 4), mesh="on")
+    agents = gathering.everybody(3)
+    gathering.run_until_together(agents, 15.0)
+    host = gathering.host_of(agents)
+    member, rest = others(agents, host)
+    late = gathering.start("late")
+    member.stop()
+    gathering.world.run(5.0)
+    assert late.outcome is None
+    gathering.run_until_together([host, rest, late], LEASE_SECONDS)
+
+
+@pytest.mark.parametrize("count", [8, 24])
+def test_many_latecomers_at_once_dial_each_other_once(count: int) -> None:
+    """Each is asked to dial those that are there or wait already, and nobody again because another one was quicker."""
+    gathering = AgentGathering(3, (1, count + 2), mesh="on", last_call=1.0)
+    first = gathering.everybody(2)
+    gathering.run_until_together(first, 15.0)
+    asked = []
+    gathering.world.before_write.append(lambda _sender, _receiver, data: asked.extend(data.split(mark("confirm"))[1:]))
+    agents = first + [gathering.start(f"late{number}") for number in range(count)]
+    gathering.run_until_together(agents, 10.0)
+    assert count <= len(asked) < 1.5 * count
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -58,15 +58,17 @@ class Latecomers:
         self._proofs: dict[bytes, Proof] = {}
         """What is known of the connections of latecomers to the members, by the latecomers that were asked to dial."""
         self._dialed: dict[bytes, frozenset[bytes]] = {}
-        """The members that each of these was asked to dial, without those that it has not reached."""
+        """Whom each of them was asked to dial, without those that it has not reached; kept once it is a member."""
 
     def proofs(self) -> list[Proof]:
         """Return the proofs of the mesh that are under way."""
         return list(self._proofs.values())
 
     def _lacks_members(self, seat: Seated) -> bool:
-        """Return whether others, which it has not dialed, have become members since a latecomer was asked to dial."""
-        return not self._dialed.get(seat.member, frozenset()).issuperset(self._seats) and self._mesh != "off"
+        """Return whether there is a member of which neither it has dialed the latecomer nor the latecomer it."""
+        nobody = frozenset[bytes]()
+        unknown = self._seats.keys() - self._dialed.get(seat.member, nobody)
+        return self._mesh != "off" and any(seat.member not in self._dialed.get(each, nobody) for each in unknown)
 
     def add(self, seat: Seated, now: float) -> None:
         """Let a newcomer wait beside the members."""
@@ -86,8 +88,11 @@ class Latecomers:
         self._proofs.pop(seat.member, None)
         if self._mesh == "off":
             return plain
-        self._dialed[seat.member] = frozenset(seats)
-        proof = mesh_report.begin_for(seat, network, seats.host, seats)
+        # Those that wait like it may be members before it is.
+        waiting = {each.seat.member: each.seat for each in seats.latecomers.values() if each.asked}
+        others = {**seats, **waiting}
+        self._dialed[seat.member] = frozenset(others)
+        proof = mesh_report.begin_for(seat, network, seats.host, others)
         if not (targets := proof.targets(seat.member)):
             return plain
         self._proofs[seat.member] = proof
@@ -156,7 +161,6 @@ class Latecomers:
         if not counts or self._lacks_members(seat):
             latecomer.asked = False  # its acknowledgement came too late, or at a bad moment: it is asked again
             return
-        self._dialed.pop(seat.member, None)
         committed.places[seat.member] = where
         self._seats.take(seat)
         self._port.send(conn, frames.Go(session=self._session, epoch=committed.epoch))
@@ -165,8 +169,12 @@ class Latecomers:
         """Forget a latecomer that is gone."""
         self._seats.free(seat)
         self._admission.gone(seat.member)
-        self._proofs.pop(seat.member, None)
-        self._dialed.pop(seat.member, None)
+        self.lost(seat.member)
+
+    def lost(self, member: bytes) -> None:
+        """Take note that a latecomer or a member is gone."""
+        self._proofs.pop(member, None)
+        self._dialed.pop(member, None)
 
     def overdue(self, now: float) -> list[int]:
         """Return the connections of the latecomers that have taken too long."""

@@ -177,9 +177,9 @@ def begin_for(newcomer: Seated, network: str, host: HostSeat, seats: Mapping[byt
         newcomer: the member to be.
         network: the host's address on the network of the job.
         host: the host's own seat.
-        seats: all members.
+        seats: all members, and other newcomers.
     """
-    everyone = [*seats.values(), newcomer]
+    everyone = [*(seat for seat in seats.values() if seat.member != newcomer.member), newcomer]
     places = place([structs.replace(seat.applicant, paths=seat.paths) for seat in everyone], len(everyone))
     own = places[-1].node_rank
     # Another process of its node can be one that was killed and still counts: the newcomer dials for the node.

@@ -421,11 +421,13 @@ class Registrar:
         else:
             self.admission.gone(seat.member)
             self.seats.free(seat)
+            self._latecomers.lost(seat.member)
             self.history.gone(seat, reason)
             if isinstance(self.state, Committed):
                 del self.state.places[seat.member]
             else:
                 self._void("a member is lost", f"{seat.who} is gone: {reason}", now)
+        self._runs(seat.member, now)  # what was dialed in vain is no process of this job any more: it can fail
         # Only after the VOID: a newcomer never enters an epoch that it has not confirmed.
         for challenge in self._challenges.take(seat.member):
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
@@ -477,12 +479,12 @@ class Registrar:
 
     def unanswered(self, member: bytes, epoch: int, target: bytes, now: float) -> None:
         """Handle UNANSWERED of a member, or of the host: ask whether the process of its target runs."""
-        holder = self.seats.find(target)
-        if epoch != self.state.epoch or holder is None:
+        if epoch != self.state.epoch:
             return
+        holder = self.seats.find(target)
         proofs = [proof for proof in self._proofs() if proof.ask(member, target)]
         if proofs:
-            if holder.conn is None:
+            if holder is None or holder.conn is None:
                 self._runs(target, now)
             else:
                 self._port.send(holder.conn, frames.Ping())
