@@ -179,6 +179,20 @@ def test_a_latecomer_waits_no_longer_for_a_member_that_is_lost(seed: int) -> Non
     gathering.run_until_together([host, rest, late], LEASE_SECONDS)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_two_latecomers_at_once_that_do_not_reach_each_other_one_comes_in(seed: int) -> None:
+    """Each is asked before the other is a member."""
+    gathering = AgentGathering(seed, (2, 4), mesh="on")
+    first = gathering.everybody(2)
+    gathering.run_until_together(first, 15.0)
+    gathering.world.run(3.0)
+    late = [gathering.start("one"), gathering.start("other")]
+    gathering.split([late[0].machine], [late[1].machine])
+    gathering.world.run(45.0)
+    assert len(in_session(late)) == 1
+    assert gathering.together([*first, *in_session(late)])
+
+
 @pytest.mark.parametrize("count", [8, 24])
 def test_many_latecomers_at_once_dial_each_other_once(count: int) -> None:
     """Each is asked to dial those that are there or wait already, and nobody again because another one was quicker."""
@@ -232,11 +246,6 @@ def trust_latecomers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Latecomers, "_leaves_out", lambda *_: False)
 
 
-def forget_who_came_meanwhile(patch: pytest.MonkeyPatch) -> None:
-    """Let two latecomers in that were asked at the same time, and so have not dialed each other."""
-    patch.setattr(Latecomers, "_lacks_members", lambda *_: False)
-
-
 def found_with_a_broken_mesh(patch: pytest.MonkeyPatch) -> None:
     genuine = NetworkChoice.choose
 
@@ -250,7 +259,6 @@ def found_with_a_broken_mesh(patch: pytest.MonkeyPatch) -> None:
     ("plant", "schedules"),
     [
         (trust_latecomers, 60),
-        (forget_who_came_meanwhile, 150),
         (found_with_a_broken_mesh, 60),
     ],
 )
