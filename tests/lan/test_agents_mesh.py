@@ -181,6 +181,38 @@ def test_a_latecomer_waits_no_longer_for_a_member_that_is_lost(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_machine_that_has_failed_costs_the_one_in_its_place_no_seat(seed: int) -> None:
+    """The host still counts the failed one for 8 s, which is longer than the latecomer dials it."""
+    gathering = AgentGathering(seed, (2, 4), mesh="on")
+    agents = gathering.everybody(3)
+    gathering.run_until_together(agents, 15.0)
+    gathering.world.run(3.0)
+    host = gathering.host_of(agents)
+    failed, member = others(agents, host)
+    gathering.network.cut(failed.machine)
+    failed.kill()
+    late = gathering.start("late")
+    gathering.run_until_together([host, member, late], 15.0)
+    assert not any("gets no place" in notice for agent in (host, member, late) for notice in agent.notices)
+
+
+@pytest.mark.parametrize("gap", [0.0, 5.0])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_latecomer_waits_for_no_other_latecomer(seed: int, gap: float) -> None:
+    gathering = AgentGathering(seed, (2, 5), mesh="on")
+    agents = gathering.everybody(3)
+    gathering.run_until_together(agents, 15.0)
+    stopped = gathering.start("stopped")
+    assert gathering.world.run(15.0, until=lambda: dials(stopped))
+    stopped.stop()
+    gathering.world.run(gap)
+    late = gathering.start("late")
+    gathering.run_until_together([*agents, late], 8.0)
+    stopped.cont()
+    gathering.run_until_together([*agents, late, stopped], 10.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_latecomer_that_was_overtaken_by_one_that_it_does_not_reach_gets_no_seat(seed: int) -> None:
     """It was asked first, so only the other one has dialed it, in vain, before either was a member."""
     gathering = AgentGathering(seed, (2, 4), mesh="on")

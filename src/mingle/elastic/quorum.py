@@ -329,6 +329,10 @@ class Quorum(Admission):
             self.left_out.remove(text)
         self.left_out.append(text)
 
+    def answers(self, member: bytes, now: float) -> bool:
+        """Return whether a member has answered a PING of the last seconds."""
+        return self.seats[member].conn is None or now < self.leases.answered_at(member) + ANSWER_SECONDS
+
     def acknowledged(self, member: bytes, now: float) -> bool:
         """Renew a member's lease from SEALED; return whether it is valid."""
         self.leases.acknowledged(member)

@@ -105,6 +105,10 @@ class Admission:
     def leave_out(self, text: str) -> None:
         """Take note that a newcomer gets no seat, since it and a member can't reach each other."""
 
+    def answers(self, member: bytes, now: float) -> bool:
+        """Return whether a member was alive a moment ago, as far as it is known."""
+        return True
+
     def acknowledged(self, member: bytes, now: float) -> bool:
         """Take note of an ACK; return whether the member counts, since its ACK came in time."""
         return True

@@ -104,7 +104,10 @@ class Latecomers:
         """Send SEALED to a latecomer that has confirmed, unless it has not reached the store's address or a member."""
         seat, seats, paths = latecomer.seat, self._seats, frame.paths
         seat.paths = paths
-        if not self._admission.admits(now) or self._lacks_members(seat):
+        failures = [each for each in frame.failures if each.member in seats]
+        # A member whose machine has just failed is still counted: that is no path to complain of.
+        in_doubt = not all(self._admission.answers(each.member, now) for each in failures)
+        if in_doubt or not self._admission.admits(now) or self._lacks_members(seat):
             latecomer.asked = False
             return
         if committed.store_address not in {path.host_address for path in paths}:

@@ -477,12 +477,13 @@ def left_out(proof: Proof, host: bytes) -> list[LeftOut]:
     """Return the nodes that get no seat, so that all the others reach each other.
 
     Of two nodes that don't reach each other that one is left out which lacks more others, then the later one in order.
-    The host never is: every member has reached it.
+    The host never is: every member has reached it. So those that it lacks are left out first.
     """
+    own = next((number for number, node in enumerate(proof.nodes) if node.member == host), -1)
     pairs, numbers = set(proof.failures), list[int]()
     while pairs:
-        lacks = Counter(one for pair in pairs for one in pair if proof.nodes[one].member != host)
-        number = max(lacks, key=lambda one: (lacks[one], one))
+        lacks = Counter(one for pair in pairs for one in pair if one != own)
+        number = max(lacks, key=lambda one: (bool({(one, own), (own, one)} & pairs), lacks[one], one))
         numbers.append(number)
         pairs = {pair for pair in pairs if number not in pair}
     return [without(proof, proof.nodes[number].member) for number in numbers]

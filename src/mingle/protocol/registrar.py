@@ -484,8 +484,8 @@ class Registrar:
         holder = self.seats.find(target)
         proofs = [proof for proof in self._proofs() if proof.ask(member, target)]
         if proofs:
-            if holder is None or holder.conn is None:
-                self._runs(target, now)
+            if holder is None or holder.conn is None or target in self.seats.latecomers:
+                self._runs(target, now)  # nobody waits for another latecomer: that is no member yet
             else:
                 self._port.send(holder.conn, frames.Ping())
 

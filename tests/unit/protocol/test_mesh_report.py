@@ -46,6 +46,26 @@ def error(made: Proof) -> ConnectivityError:
     return mesh_report.error("resnet", *describe(made), *cause_of(made))
 
 
+# --- who is left out --------------------------------------------------------------------------------------------------
+
+
+def left_out(size: int, pairs: Iterable[Pair]) -> set[str]:
+    return {each.node.who.hostname for each in mesh_report.left_out(proof(size, pairs), member(0))}
+
+
+def test_the_node_that_lacks_more_is_left_out() -> None:
+    assert left_out(4, both((1, 2), (1, 3))) == {"w1"}
+
+
+def test_of_two_nodes_the_later_one_is_left_out() -> None:
+    assert left_out(4, [(1, 2)]) == {"w2"}
+
+
+def test_nodes_that_the_host_lacks_are_left_out_first() -> None:
+    """Nodes 0 and 1 can't dial the others, which are left out in any case: node 1 would be one more."""
+    assert left_out(5, itertools.product((0, 1), (2, 3, 4))) == {"w2", "w3", "w4"}
+
+
 # --- the pattern ------------------------------------------------------------------------------------------------------
 
 
