@@ -16,7 +16,7 @@ from mingle.protocol.mesh_report import Proof
 from mingle.protocol.network_choice import Choice, NetworkChoice
 from mingle.protocol.participant import TryingPaths
 from tests.lan.agents import AgentGathering, AgentProcess
-from tests.lan.meshes import AgentMeshSchedule
+from tests.lan.meshes import AgentMeshInvariants, AgentMeshSchedule
 from tests.lan.network import Barrier
 from tests.lan.planted import search
 from tests.lan.strikes import mark
@@ -227,6 +227,33 @@ def test_a_latecomer_that_was_overtaken_by_one_that_it_does_not_reach_gets_no_se
     gathering.run_until_together([*first, quick], 10.0)
     slow.cont()
     gathering.world.run(10.0)
+    assert slow.outcome is None
+    assert any("this node gets no place" in notice and "quick" in notice for notice in slow.notices)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_latecomer_that_joined_over_another_network_is_dialed_all_the_same(seed: int) -> None:
+    """It has proved no path on the network of the job yet when the other one is told whom to dial."""
+    gathering = AgentGathering(seed, (2, 4), mesh="on")
+    world, network, lan = gathering.world, gathering.network, gathering.lan
+    AgentMeshInvariants(world)
+    for number, name in enumerate(("m0", "m1", "slow", "quick"), 1):
+        network.machine(name)
+        network.plug(name, "eth1", f"10.9.0.{number}", "second")
+    first = gathering.everybody(2)
+    gathering.run_until_together(first, 15.0)
+    world.run(3.0)
+    slow = gathering.start("slow")
+    gathering.split([slow.machine], [agent.machine for agent in first])
+    assert world.run(5.0, until=lambda: slow.core is not None and slow.agent.stage() == "joining")
+    gathering.split([slow.machine], [agent.machine for agent in first], parted=False)
+    assert world.run(5.0, until=lambda: dials(slow))
+    slow.stop()
+    quick = gathering.start("quick")
+    network.part(lan, slow.machine, quick.machine)
+    gathering.run_until_together([*first, quick], 5.0)
+    slow.cont()
+    world.run(10.0)
     assert slow.outcome is None
     assert any("this node gets no place" in notice and "quick" in notice for notice in slow.notices)
 

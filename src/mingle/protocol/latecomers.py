@@ -88,9 +88,10 @@ class Latecomers:
         self._proofs.pop(seat.member, None)
         if self._mesh == "off":
             return plain
-        # Those that wait like it may be members before it is.
-        waiting = {each.seat.member: each.seat for each in seats.latecomers.values() if each.asked}
-        others = {**seats, **waiting}
+        # Those that wait like it may be members before it is; one that has not proved a path there can't be dialed yet.
+        waiting = [each.seat for each in seats.latecomers.values() if each.asked]
+        known = [each for each in waiting if any(path.host_address == network for path in each.paths)]
+        others = {**seats, **{each.member: each for each in known}}
         self._dialed[seat.member] = frozenset(others)
         proof = mesh_report.begin_for(seat, network, seats.host, others)
         if not (targets := proof.targets(seat.member)):
