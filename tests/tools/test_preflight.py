@@ -50,7 +50,11 @@ def module() -> ModuleType:
 
 
 def test_an_installed_netifaces_is_enough(tmp_path: Path) -> None:
-    assert run(path=tmp_path, CC="nothing") == (0, "")
+    """On a machine that has netifaces-plus in its place pip would still compile the netifaces that mingle asks for."""
+    distribution = tmp_path / "site" / "netifaces-0.11.0.dist-info"
+    distribution.mkdir(parents=True)
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: netifaces\nVersion: 0.11.0\n")
+    assert run(path=tmp_path, CC="nothing", PYTHONPATH=str(distribution.parent)) == (0, "")
 
 
 def test_without_a_compiler_it_names_what_to_install(tmp_path: Path) -> None:
@@ -200,6 +204,7 @@ def test_a_python_of_the_system_needs_a_virtual_environment(
 ) -> None:
     monkeypatch.setattr(module.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(module.sys, "prefix", sys.base_prefix)
+    monkeypatch.setattr(module, "netifaces_is_installed", lambda: True)
     assert module.main([]) == 0, "the file that marks such a Python is not there"
     (tmp_path / "EXTERNALLY-MANAGED").touch()
     assert module.main([]) == 1
