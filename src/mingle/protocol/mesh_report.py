@@ -76,6 +76,14 @@ class Proof(Struct):
         targets = targets_of(number, len(self.nodes)) if self.nodes[number].dials else []
         return [each for each in targets if self.nodes[each].address]
 
+    def dialers(self) -> dict[int, set[int]]:
+        """Return who dials each node that is dialed."""
+        dialed_by: dict[int, set[int]] = {}
+        for number in range(len(self.nodes)):
+            for target in self._targets(number):
+                dialed_by.setdefault(target, set()).add(number)
+        return dialed_by
+
     @property
     def is_needed(self) -> bool:
         """Whether any node is to be dialed."""
@@ -218,14 +226,11 @@ def _node(seat: Seated, network: str, host: HostSeat | None) -> Node:
 class _Text:
     """The sentences about one proof."""
 
-    def __init__(self, proof: Proof) -> None:
+    def __init__(self, proof: Proof, dialed_by: Mapping[int, set[int]] | None = None) -> None:
         self.proof = proof
         self.nodes = proof.nodes
         self.pairs = dict(sorted(proof.failures.items()))
-        self.dialed_by: dict[int, set[int]] = {}
-        for number in range(len(self.nodes)):
-            for target in proof._targets(number):
-                self.dialed_by.setdefault(target, set()).add(number)
+        self.dialed_by = proof.dialers() if dialed_by is None else dialed_by
         names = [node.who.hostname for node in self.nodes]
         self._unique = len(set(names)) == len(names)
 
@@ -292,6 +297,8 @@ class _Text:
         return groups
 
     def _halves(self, rest: dict[Pair, Failure]) -> list[str]:
+        if len(self.pairs) < 4 * (len(self.nodes) - 2):
+            return []  # fewer than there are between a group of two and the others
         groups = self._groups()
         if len(groups) < 2 or min(map(len, groups)) < 2 or self.proof.sampled:
             return []
@@ -308,7 +315,10 @@ class _Text:
         found = []
         if len(self.nodes) < 3:
             return []
+        misses, missed = Counter(one for one, _ in rest), Counter(other for _, other in rest)
         for number, node in enumerate(self.nodes):
+            if max(misses[number], missed[number]) < 2:
+                continue
             dialers, targets = self.dialed_by.get(number, set()), set(self.proof._targets(number))
             into = [(each, number) for each in sorted(dialers)]
             out = [(number, each) for each in sorted(targets)]
@@ -479,24 +489,34 @@ def left_out(proof: Proof, host: bytes) -> list[LeftOut]:
     Of two nodes that don't reach each other that one is left out which lacks more others, then the later one in order.
     The host never is: every member has reached it. So those that it lacks are left out first.
     """
+    pairs_of: dict[int, set[Pair]] = {}
+    for pair in proof.failures:
+        for one in pair:
+            pairs_of.setdefault(one, set()).add(pair)
     own = next((number for number, node in enumerate(proof.nodes) if node.member == host), -1)
-    pairs, numbers = set(proof.failures), list[int]()
-    while pairs:
-        lacks = Counter(one for pair in pairs for one in pair if one != own)
-        number = max(lacks, key=lambda one: (bool({(one, own), (own, one)} & pairs), lacks[one], one))
+    lacked_by_host = {one for pair in pairs_of.pop(own, ()) for one in pair}
+    numbers = list[int]()
+    while any(pairs_of.values()):
+        number = max(pairs_of, key=lambda one: (one in lacked_by_host, len(pairs_of[one]), one))
         numbers.append(number)
-        pairs = {pair for pair in pairs if number not in pair}
-    return [without(proof, proof.nodes[number].member) for number in numbers]
+        for one, other in pairs_of.pop(number):
+            pairs_of.get(other if one == number else one, set()).discard((one, other))
+    dialed_by = proof.dialers()
+    return [without(proof, proof.nodes[number].member, dialed_by) for number in numbers]
 
 
-def without(proof: Proof, member: bytes) -> LeftOut:
-    """Return why a node gets no seat."""
+def without(proof: Proof, member: bytes, dialed_by: Mapping[int, set[int]] | None = None) -> LeftOut:
+    """Return why a node gets no seat.
+
+    Args:
+        proof: what is known of the mesh.
+        member: of the node.
+        dialed_by: who dials each node, if that is known already.
+    """
     number = next(number for number, node in enumerate(proof.nodes) if node.member == member)
     failures = {pair: failure for pair, failure in proof.failures.items() if number in pair}
-    own = structs.replace(proof, failures=failures)
-    _, lines = describe(own)
-    cause, remedy = cause_of(own)
-    return LeftOut(proof.nodes[number], "; ".join(lines), cause, remedy)
+    text = _Text(structs.replace(proof, failures=failures), dialed_by)
+    return LeftOut(proof.nodes[number], "; ".join(map(_cut, text.lines())), *text.cause())
 
 
 def sample(job: str, proof: Proof) -> str:

@@ -37,6 +37,7 @@ from mingle.protocol.admission import Admission
 from mingle.protocol.latecomers import Latecomers
 from mingle.protocol.machine import Mesh, RegistrarPort, roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
+from mingle.protocol.mesh import RUNS_SECONDS
 from mingle.protocol.mesh_report import Proof
 from mingle.protocol.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
 from mingle.protocol.roster import NAMED_AGENTS, REMEMBERED_TEXT, History, described, hosts, rank_of, roster, whos
@@ -53,6 +54,8 @@ AHEAD_SECONDS = 0.25
 READDRESSED_SECONDS = 5.0
 """How long after a change of the host's addresses members without a common one are asked again: where a network is
 plugged into several hosts, the interfaces of some come up a moment later."""
+ASKED_SECONDS = RUNS_SECONDS + 1.0
+"""How much longer the members have to confirm if one of them waits for a process that may be stopped."""
 CONFIRM_AGAIN_SECONDS = 0.5
 """The time between two such questions."""
 
@@ -92,6 +95,8 @@ class Confirming(Unsealed):
     """By when they must."""
     again: bool
     """Whether they are asked for the second time, since they shared no address of the host."""
+    extended: bool = False
+    """Whether `ends` was put off, since a member had asked whether the process of its target runs."""
     proof: Proof | None = None
     """What is known of the mesh on the network that was chosen beforehand; None: no mesh is proved."""
 
@@ -658,9 +663,13 @@ class Registrar:
 
     def _drop_late(self, state: Confirming, now: float) -> None:
         """Drop the members that have not confirmed in time, but none that only waits for a process that is stopped."""
-        late = set(state.awaited)
-        if state.proof is not None:
-            late = (late - state.proof.wait_for_others()) | state.proof.silent()
+        proof, late = state.proof, set(state.awaited)
+        if proof is not None and proof.asked and not state.extended:
+            # The answer can be on its way, and one that hears that the process runs goes on waiting for a moment.
+            state.extended, state.ends = True, now + ASKED_SECONDS
+            return
+        if proof is not None and (silent := proof.silent()):
+            late = (late - proof.wait_for_others()) | silent
         dropped = [seat.conn for seat in self.seats.others() if seat.member in late]
         for conn in dropped:
             assert conn is not None

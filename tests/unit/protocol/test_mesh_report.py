@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -64,6 +65,14 @@ def test_of_two_nodes_the_later_one_is_left_out() -> None:
 def test_nodes_that_the_host_lacks_are_left_out_first() -> None:
     """Nodes 0 and 1 can't dial the others, which are left out in any case: node 1 would be one more."""
     assert left_out(5, itertools.product((0, 1), (2, 3, 4))) == {"w2", "w3", "w4"}
+
+
+def test_a_large_job_in_halves_does_not_keep_the_host_busy() -> None:
+    """Its members give up a host that is silent for 10 s."""
+    halves = both(*itertools.product(range(129), range(129, 256)))
+    began = time.process_time()
+    assert len(left_out(256, halves)) == 127
+    assert time.process_time() - began < 5.0
 
 
 # --- the pattern ------------------------------------------------------------------------------------------------------

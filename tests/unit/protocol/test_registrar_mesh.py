@@ -191,3 +191,47 @@ def test_new_members_begin_with_the_first_network_again() -> None:
     registrar.port.take()
     registrar.join(3, member(3), join(2), 3.0)
     assert registrar.asked() == [(FIRST, mesh.NETWORK_SECONDS)]
+
+
+# --- members that do not confirm in time ------------------------------------------------------------------------------
+
+
+class Hurried(Opened):
+    """One whose members have to confirm within 12 s; only member 1 has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        assert isinstance(self.state, Confirming)
+        self.state.ends = 13.0
+        self.confirmed(2, frames.Confirmed(session=SESSION, epoch=1, paths=paths(2)), 2.0)
+        self.proved(1, (), 2.0)
+
+    def elapse(self, until: float) -> None:
+        while (due := self.next_timer()) is not None and due <= until:
+            self.handle_timer(due)
+
+
+def test_member_that_is_stopped_after_its_question_was_answered_is_dropped() -> None:
+    registrar = Hurried()
+    registrar.unanswered(member(1), 1, member(2), 5.0)
+    registrar.pong(2, 5.1)
+    registrar.elapse(20.0)
+    assert list(registrar.seats) == [HOST, member(2)]
+
+
+def test_process_that_others_wait_for_in_vain_is_dropped_and_they_are_not() -> None:
+    registrar = Hurried()
+    registrar.unanswered(member(1), 1, member(2), 5.0)
+    registrar.elapse(20.0)
+    assert list(registrar.seats) == [HOST, member(1)]
+
+
+def test_process_that_answers_a_late_question_is_not_dropped() -> None:
+    registrar = Hurried()
+    registrar.unanswered(member(1), 1, member(2), 12.9)
+    registrar.elapse(13.0)
+    registrar.pong(2, 13.1)
+    failed = Failure(member=member(2), how="large packets")
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=paths(1), failures=(failed,)), 15.2)
+    registrar.elapse(20.0)
+    assert list(registrar.seats) == [HOST, member(1), member(2)]
