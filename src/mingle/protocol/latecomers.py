@@ -79,7 +79,7 @@ class Latecomers:
         for latecomer in self._seats.latecomers.values():
             if not latecomer.asked and self._admission.admits(now):
                 assert latecomer.seat.conn is not None
-                latecomer.asked = True
+                latecomer.asked, latecomer.place = True, None
                 self._port.send(latecomer.seat.conn, self._confirm(latecomer, committed))
 
     def _confirm(self, latecomer: Latecomer, committed: Committed) -> frames.Confirm:

@@ -566,6 +566,22 @@ def test_a_latecomer_whose_acknowledgement_comes_too_late_is_asked_again() -> No
     assert registry.kinds(late) == [frames.Go]
 
 
+def test_an_acknowledgement_counts_for_no_later_question() -> None:
+    registry = Registry(2, 4)
+    registry.go("B", "C")
+    late = registry.join("D")
+    registry.confirm(late, "D")
+    registry.wait(ANSWER_SECONDS)
+    registry.acknowledge(late)  # too late
+    registry.answer("A", "B", "C")
+    registry.said()
+    registry.acknowledge(late)
+    assert registry.kinds(late) == []
+    registry.confirm(late, "D")
+    registry.acknowledge(late)
+    assert registry.kinds(late) == [frames.Members, frames.Sealed, frames.Go]
+
+
 def test_a_latecomer_that_never_comes_to_the_end_gives_its_place_free() -> None:
     registry = Registry(2, 4)
     registry.go("B", "C")
