@@ -27,6 +27,7 @@ ORDER = (
     "mesh_cost",
     "first_discover",
     "torchrun_recovery",
+    "broken_pair",
     "scale",
     "capacity",
     "simulated",

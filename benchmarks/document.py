@@ -78,7 +78,17 @@ RECOVERED = (
     ),
 )
 """The same for a fault of an elastic job."""
-GIVEN_UP = 60.0  # seconds: when benchmarks.torchrun_recovery stops waiting
+PAIR: Questions = (
+    (
+        "until all four ranks have an error",
+        "broken_pair",
+        "mingle",
+        {'with `mesh="off"`': "mingle, mesh off", "known address": "known address"},
+    ),
+)
+"""The same for two nodes that can't reach each other."""
+GIVEN_UP = {"torchrun_recovery": 60.0, "broken_pair": 40.0}
+"""When a comparison stops to wait, in seconds."""
 
 INTRODUCTION = """\
 # Benchmarks
@@ -102,6 +112,14 @@ Three hosts with one worker each, `--nnodes=2:3` and `last_call_timeout=3`, from
 made a step again. Most of mingle's time is the import of torch in the new workers and torch's own last call. The worker
 that crashes is on the host of the store. The new workers of `c10d` then often fail in Gloo, until no restarts are left;
 [with one more variable](benchmarks-method.md#torchrun-training-again) they fail less often.
+"""
+
+BROKEN_PAIR = """\
+## Two nodes that can't reach each other
+
+Four hosts; a firewall drops TCP between the second and the third. mingle's error names both, a likely cause and a fix.
+Otherwise two ranks say `Timed out waiting` after torch's timeout, here 20 s in place of half an hour, and the other two
+go on connecting.
 """
 
 SLOWER = """\
@@ -224,6 +242,8 @@ def _figures(ordered: Sequence[tuple[Comparison, Mapping[str, str]]]) -> str:
     parts = [INTRODUCTION, _cost(comparisons)]
     if "torchrun_recovery" in comparisons:
         parts += [RECOVERY, _cost(comparisons, RECOVERED)]
+    if "broken_pair" in comparisons:
+        parts += [BROKEN_PAIR, _cost(comparisons, PAIR)]
     return "\n".join([*parts, *_slower(comparisons)])
 
 
@@ -258,11 +278,12 @@ def _cost(comparisons: Mapping[str, Comparison], questions: Questions = COST) ->
 def _figure(comparison: Comparison, contender: str) -> str:
     """Return the median with its unit; of fewer than five runs each run, since their median would say too much."""
     samples = comparison.samples[contender]
-    if comparison.name == "torchrun_recovery":
-        none = f"none in {GIVEN_UP:.0f} s"
+    limit = GIVEN_UP.get(comparison.name)
+    if limit is not None:
+        none = f"none in {limit:.0f} s"
         if len(samples) < table.FEW:
-            return " and ".join(_shown(value, "s") if value < GIVEN_UP else none for value in samples)
-        if given_up := sum(value >= GIVEN_UP for value in samples):
+            return " and ".join(_shown(value, "s") if value < limit else none for value in samples)
+        if given_up := sum(value >= limit for value in samples):
             return f"{none} in {given_up} of {len(samples)} runs"
     return _shown(median(samples), comparison.unit) + (f" ({len(samples)} runs)" if len(samples) < table.FEW else "")
 

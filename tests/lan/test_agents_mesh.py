@@ -19,6 +19,7 @@ from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.meshes import AgentMeshInvariants, AgentMeshSchedule
 from tests.lan.network import Barrier
 from tests.lan.planted import search
+from tests.lan.process import Process
 from tests.lan.strikes import mark
 from tests.support.levels import repeated
 
@@ -287,6 +288,41 @@ def test_a_process_in_the_place_of_a_killed_one_dials_for_its_machine(seed: int)
     gathering.world.run(20.0)
     assert late.outcome is None
     assert any("this node gets no place" in notice and member.machine.name in notice for notice in late.notices)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_host_that_reaches_nobody_gives_way_to_nodes_that_reach_each_other(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The firewalls of the others admit their own subnet only; the host takes all calls."""
+    gathering = AgentGathering(seed, (3, 5), mesh="on")
+    host, *_ = agents = start(gathering, 5)
+    genuine = Process._arrive
+
+    def arrive(process: Process, conn: int, address: str, port: int) -> None:
+        route = process.network.route(process.machine, address)
+        if process.machine is not host.machine or route is None or route.far.machine is process.machine:
+            genuine(process, conn, address, port)
+
+    monkeypatch.setattr(Process, "_arrive", arrive)
+    gathering.world.run(60.0, until=lambda: len(in_session(agents)) == 4)
+    inside = in_session(agents)
+    assert len(inside) == 4
+    assert host not in inside
+    assert gathering.together(inside)
+    assert any("this node gets no place" in notice for notice in host.notices)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_node_that_stays_left_out_is_no_flood_of_messages(seed: int) -> None:
+    gathering = AgentGathering(seed, (2, 9), mesh="on")
+    agents = start(gathering, 9)
+    member = agents[1]
+    for other in agents[2:]:
+        gathering.split([member.machine], [other.machine])
+    gathering.world.run(300.0)
+    assert len(in_session(agents)) == 8
+    assert max(len(agent.notices) for agent in agents) < 10
 
 
 # --- bad days -------------------------------------------------------------------------------------------------------

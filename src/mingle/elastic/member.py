@@ -6,11 +6,13 @@ no other session. From GO on it has lost its host when the connection or the bin
 
 from __future__ import annotations
 
+from collections import deque
+
 import msgspec
 
 from mingle.elastic import reports
 from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS
-from mingle.elastic.quorum import Memory
+from mingle.elastic.quorum import LEFT_OUT_REMEMBERED, Memory
 from mingle.errors import MingleError
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol import reports as protocol_reports
@@ -51,8 +53,8 @@ class AgentMember(Candidate):
         self._rounds_asked: dict[int, float] = {}
         """When each question about a round was asked, by its number."""
         self._last_number = 0
-        self._left_out: tuple[str, ...] = ()
-        """The nodes that got no seat, as the host has said last."""
+        self._left_out: deque[str] = deque(maxlen=LEFT_OUT_REMEMBERED)
+        """The nodes that got no seat, as its host has said."""
         self._left_out_until: float | None = None
         """Until when this agent founds no session itself, since it is left out of one."""
         self._report_at = float("-inf")
@@ -148,8 +150,15 @@ class AgentMember(Candidate):
 
     def _is_left_out(self, refusal: frames.Refused, now: float) -> None:
         """Say why this agent gets no seat; it does not compete with the session that goes on without it."""
-        self._memory.left_out, self._left_out_until = refusal, now + LEFT_OUT_SECONDS
-        self._effects.append(Notice(reports.left_out(self.identity, refusal)))
+        before, self._memory.left_out = self._memory.left_out, refusal
+        self._left_out_until = now + LEFT_OUT_SECONDS
+        if before is None or before.detail != refusal.detail:
+            self._effects.append(Notice(reports.left_out(self.identity, refusal)))
+
+    def stand_back(self, refusal: frames.Refused, now: float) -> None:
+        """Look for a host again, and be none for a while, since this agent, as the host, can't reach others."""
+        super().stand_back(refusal, now)
+        self._is_left_out(refusal, now)
 
     def expects_host(self, now: float) -> bool:
         """Return whether there is a host in sight; also one that has no seat for this agent, for a limited time."""
@@ -218,7 +227,7 @@ class AgentMember(Candidate):
         """Take note of the members; before the session has formed, the list has no meaning."""
         self._members = members
         news = [text for text in members.left_out if text not in self._left_out]
-        self._left_out = members.left_out
+        self._left_out.extend(news)
         self._effects += [Notice(f"job {self.identity.job!r}: {text}") for text in news]
         if self.outcome is not None:
             memory = self._memory

@@ -27,6 +27,8 @@ CONFIRM_SECONDS = 12.0
 """How long after CONFIRM the last CONFIRMED can come: a member can be bound to another session meanwhile."""
 CLOCK_ERROR_SECONDS = 86_400.0
 """A generation that is further ahead of all clocks than this is forged, or stems from a clock that was wrong."""
+LEFT_OUT_REMEMBERED = 64
+"""Of how many nodes that were left out, each with the reason, the others are not told again."""
 ANSWERS_SECONDS = 3.0
 """A member that has answered a PING within this time is alive, so its seat will not be free soon."""
 
@@ -172,6 +174,7 @@ class Quorum(Admission):
         """The number of the session, fixed at the seal."""
         self.left_out: deque[str] = deque(maxlen=frames.MAX_LEFT_OUT)
         """Which nodes got no seat lately, since they and members can't reach each other."""
+        self._left_out_before: deque[str] = deque(maxlen=LEFT_OUT_REMEMBERED)
         self._session = session
         self._memory = memory
         self._newcomer_at = now
@@ -323,11 +326,17 @@ class Quorum(Admission):
             left_out=tuple(self.left_out),
         )
 
-    def leave_out(self, text: str) -> None:
-        """Remember it, for the members."""
-        if text in self.left_out:
-            self.left_out.remove(text)
+    def enough(self, members: int) -> bool:
+        """Return whether so many members found the session."""
+        return members >= self.wanted
+
+    def leave_out(self, text: str) -> bool:
+        """Remember it, for the members, unless they were told lately; return whether it is news."""
+        if text in self._left_out_before:
+            return False
+        self._left_out_before.append(text)
         self.left_out.append(text)
+        return True
 
     def answers(self, member: bytes, now: float) -> bool:
         """Return whether a member has answered a PING of the last seconds."""

@@ -102,8 +102,13 @@ class Admission:
         """
         return None
 
-    def leave_out(self, text: str) -> None:
-        """Take note that a newcomer gets no seat, since it and a member can't reach each other."""
+    def enough(self, members: int) -> bool:
+        """Return whether so many members form the session."""
+        return members == self.world_size
+
+    def leave_out(self, text: str) -> bool:
+        """Take note that a newcomer and a member can't reach each other; return whether people are to be told."""
+        return True
 
     def answers(self, member: bytes, now: float) -> bool:
         """Return whether a member was alive a moment ago, as far as it is known."""

@@ -205,6 +205,10 @@ class Candidate(Joiner):
             self._change(LEAVE, Searching())
         self.search.pause()
 
+    def stand_back(self, refusal: frames.Refused, now: float) -> None:
+        """Look for a host again, since this process, as the host, can't reach others."""
+        self.search.resume(now)
+
     def look_again(self, winner: Offer, interface: str, now: float) -> None:
         """Look for a host, at first where the OFFER of the one that has won says."""
         self.search.resume(now)
@@ -420,6 +424,9 @@ class Elector(SessionPolicy[KnownSession]):
             return
         if self.host is None and self.joiner.asked_to_lead:
             self._lead(now)
+        if self.host is not None and (refusal := self.host.gave_way) is not None:
+            self._end_host("it can't reach nodes that can form the job without it")
+            self.joiner.stand_back(refusal, now)
         for offer in self.host.take_hosts_seen() if self.host is not None else ():
             if self._candidacy.competes(offer):
                 self._call(offer, now)

@@ -53,7 +53,7 @@ from mingle.protocol.events import (
 from mingle.protocol.handshake import HandshakeFailed
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
 from mingle.protocol.mesh import Prover, greeting
-from mingle.protocol.mesh_report import Proof
+from mingle.protocol.mesh_report import LeftOut, Proof
 from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note_name
 from mingle.protocol.pacing import HostAnnouncements
 from mingle.protocol.registrar import Committed, Registrar, Sealing
@@ -130,6 +130,8 @@ class Host:
         self.state: State = Forming(started + context.timeout if deadline is None else deadline)
         self.diagnostics = Diagnostics(unit=identity.who.unit) if diagnostics is None else diagnostics
         self._effects: list[Effect] = []
+        self.gave_way: frames.Refused | None = None
+        """Why this host closes for nodes that it can't reach, if it does."""
         self._hosts_seen: list[Offer] = []
         self._description = Description(identity, session, endpoints, started)
         self._announcements = HostAnnouncements(
@@ -474,6 +476,10 @@ class Host:
     def mesh_warning(self, proof: Proof) -> None:
         """Show which nodes can't reach each other, and go on."""
         self._effects.append(Notice(mesh_report.warning(self.identity.job, proof, self.identity.who.unit)))
+
+    def give_way(self, left_out: LeftOut) -> None:
+        """Close, since this host can't reach nodes that can form the job without it."""
+        self.gave_way = left_out.refusal(self.identity.who)
 
     def left_out(self, text: str) -> None:
         """Show that a node gets no seat, since it and a member can't reach each other."""

@@ -148,8 +148,8 @@ class Latecomers:
         if not proof.failures:
             return False
         left_out = mesh_report.without(proof, seat.member)
-        self._admission.leave_out(str(left_out))
-        self._port.left_out(str(left_out))
+        if self._admission.leave_out(str(left_out)):
+            self._port.left_out(str(left_out))
         if self._mesh == "warn":
             return False
         self.forget(seat)

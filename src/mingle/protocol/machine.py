@@ -28,7 +28,7 @@ from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
 from mingle.wire.frames import MAX_OWN_ADDRESSES, AnyFrame, Join, Path, Place, ProcessInfo, Purpose, Seat, Target
 
 if TYPE_CHECKING:
-    from mingle.protocol.mesh_report import Proof
+    from mingle.protocol.mesh_report import LeftOut, Proof
 
 Mesh: TypeAlias = Literal["on", "warn", "off"]
 """What a host does with nodes that can't reach each other: end the job, show a warning, or nothing."""
@@ -252,6 +252,9 @@ class RegistrarPort(Protocol):
 
     def mesh_warning(self, proof: Proof) -> None:
         """Show the same as a warning."""
+
+    def give_way(self, left_out: LeftOut) -> None:
+        """Close, since this host can't reach nodes that can form the job without it."""
 
     def left_out(self, text: str) -> None:
         """Show that a node gets no seat, since it and a member can't reach each other."""

@@ -505,6 +505,14 @@ def left_out(proof: Proof, host: bytes) -> list[LeftOut]:
     return [without(proof, proof.nodes[number].member, dialed_by) for number in numbers]
 
 
+def apart_from(proof: Proof, member: bytes) -> Proof:
+    """Return the proof without the connections from and to one node."""
+    number = next((number for number, node in enumerate(proof.nodes) if node.member == member), -1)
+    return structs.replace(
+        proof, failures={pair: failure for pair, failure in proof.failures.items() if number not in pair}
+    )
+
+
 def without(proof: Proof, member: bytes, dialed_by: Mapping[int, set[int]] | None = None) -> LeftOut:
     """Return why a node gets no seat.
 

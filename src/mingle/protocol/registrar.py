@@ -771,25 +771,37 @@ class Registrar:
                 event = "the mesh is to be proved on another network"
                 self._ask_to_confirm(event, now, again=state.again)
             case MeshBroken(proof=proof) if self.admission.takes_latecomers:
-                self._leave_out(proof, now)
+                self._leave_out(state, proof, now)
             case MeshBroken(proof=proof):
                 end = NoMesh(epoch=state.epoch)
                 self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
                 self._port.no_mesh(proof)
         return None
 
-    def _leave_out(self, proof: Proof, now: float) -> None:
-        """Refuse their seats to the nodes without which all the others reach each other, and go on without them."""
+    def _leave_out(self, state: Confirming, proof: Proof, now: float) -> None:
+        """Refuse their seats to the nodes without which all the others reach each other, and go on without them.
+
+        The host gives way if too few would stay with it, and without it there are enough.
+        """
         seats, host = self.seats, self.seats.host
         claimants: list[Challenge] = []
-        for left_out in mesh_report.left_out(proof, host.member):
+        all_left_out = mesh_report.left_out(proof, host.member)
+        others = mesh_report.left_out(mesh_report.apart_from(proof, host.member), host.member)
+        if self.admission.enough(len(seats) - 1 - len(others)) and not self.admission.enough(
+            len(seats) - len(all_left_out)
+        ):
+            end = NoMesh(epoch=state.epoch)
+            self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
+            self._port.give_way(mesh_report.without(proof, host.member))
+            return
+        for left_out in all_left_out:
             seat, text = seats[left_out.node.member], str(left_out)
             assert seat.conn is not None
-            self.admission.leave_out(text)
+            if self.admission.leave_out(text):
+                self._port.left_out(text)
             self.admission.gone(seat.member)
             seats.free(seat)
             claimants += self._challenges.take(seat.member)
-            self._port.left_out(text)
             self._refuse(seat.conn, seat.applicant, left_out.refusal(host.applicant.who))
         self._void("nodes that reach not all others are left out", "some nodes can't reach each other", now)
         for challenge in claimants:
