@@ -219,7 +219,7 @@ class ElasticHost(Host):
     def _begin(self, now: float) -> None:
         """Act on the decision for GO."""
         self._ping_at, self._look_at = now, now + LOOK_AROUND_SECONDS * self.rng.uniform(0.3, 1.3)
-        self._memory.surplus = False
+        self._memory.surplus, self._memory.left_out = False, None
         if self.quorum.small:
             text = elastic_reports.small(self.identity, self._memory.policy, len(self.registrar.seats))
             self._effects.append(Notice(text))
