@@ -23,7 +23,8 @@ from tests.lan.process import Process
 from tests.lan.strikes import mark
 from tests.support.levels import repeated
 
-SEEDS = range(5)
+pytestmark = pytest.mark.soak
+SEEDS = repeated(3, soak=25)
 FORMED_SECONDS = 25.0
 """By when the others are in a session: the proofs of a mesh that does not hold take 8 s."""
 AGAIN_SECONDS = LEFT_OUT_SECONDS + 15.0
@@ -330,7 +331,6 @@ def test_a_node_that_stays_left_out_is_no_flood_of_messages(seed: int) -> None:
 SEEDS_PER_TEST = 20
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("batch", repeated(3, soak=100))
 def test_random_schedules(batch: int) -> None:
     failed = []
@@ -359,7 +359,7 @@ def found_with_a_broken_mesh(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "schedules"),
     [
-        (trust_latecomers, 60),
+        pytest.param(trust_latecomers, 60, marks=pytest.mark.slow),
         (found_with_a_broken_mesh, 60),
     ],
 )
