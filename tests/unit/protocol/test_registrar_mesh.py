@@ -1,4 +1,4 @@
-"""When the registrar has the mesh proved, on which network, and what follows from the results."""
+"""When the registrar has the mesh proved, and what follows from the results. See also test_network_choice.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from mingle.protocol import mesh
 from mingle.protocol.admission import Admission
 from mingle.protocol.machine import Mesh
-from mingle.protocol.network_choice import LEAST_SECONDS, MOST_MOVES
 from mingle.protocol.registrar import Confirming, NoMesh, Open, Registrar, Sealing
 from mingle.protocol.seats import HostSeat
 from mingle.wire import frames
@@ -116,15 +115,6 @@ def test_nothing_is_proved_with_off_or_if_no_other_node_takes_part(mode: Mesh) -
     assert not of(registrar.port.calls, "prove_mesh")
 
 
-def test_next_network_is_proved_and_taken_if_a_pair_fails() -> None:
-    registrar = Opened()
-    registrar.confirm({1: [2]})
-    assert registrar.asked() == [(FIRST, mesh.NETWORK_SECONDS), (SECOND, mesh.NEXT_NETWORK_SECONDS)]
-    registrar.confirm()
-    assert isinstance(registrar.state, Sealing)
-    assert registrar.state.store_address == SECOND
-
-
 def test_first_network_is_proved_once_more_before_the_session_ends() -> None:
     registrar = Opened()
     registrar.confirm({1: [2]})
@@ -136,14 +126,6 @@ def test_first_network_is_proved_once_more_before_the_session_ends() -> None:
     assert (proof.network, proof.others, list(proof.failures)) == (FIRST, (SECOND,), [(1, 2)])
 
 
-def test_path_that_is_back_at_the_second_try_ends_nothing() -> None:
-    registrar = Opened(networks=(1,))
-    registrar.confirm({1: [2]}, networks=(1,))
-    registrar.confirm(networks=(1,))
-    assert isinstance(registrar.state, Sealing)
-    assert registrar.state.store_address == FIRST
-
-
 def test_warning_is_shown_once_and_the_session_is_sealed() -> None:
     registrar = Opened("warn", networks=(1,))
     for _ in range(2):
@@ -152,35 +134,8 @@ def test_warning_is_shown_once_and_the_session_is_sealed() -> None:
     assert isinstance(registrar.state, Sealing)
 
 
-def test_network_that_the_confirmations_prefer_is_proved_as_well() -> None:
-    """JOIN has the first path that was proved, and CONFIRMED all of them."""
-    host = HostSeat(member=HOST, applicant=join(0), prefix_lengths={FIRST: 24, SECOND: 24})
-    port = RecordingPort()
-    registrar = Registrar(SESSION, host, port, Admission(3), mesh="on")
-    for number in (1, 2):
-        registrar.join(number, member(number), join(number, (2,)), 1.0)
-    for _ in range(2):
-        epoch = registrar.state.epoch
-        registrar.proved(epoch, (), 2.0)
-        for number in (1, 2):
-            registrar.confirmed(number, frames.Confirmed(session=SESSION, epoch=epoch, paths=paths(number)), 2.0)
-    assert [each.network for each in told(port.calls, 1, frames.Confirm)] == [SECOND, FIRST]
-    assert isinstance(registrar.state, Sealing)
-    assert registrar.state.store_address == FIRST
-
-
-def test_paths_that_change_all_the_time_do_not_keep_the_session_open() -> None:
-    registrar = Opened()
-    for turn in range(MOST_MOVES + 2):
-        if isinstance(registrar.state, Confirming):
-            registrar.confirm(networks=((1,), (2,))[turn % 2])
-    assert not isinstance(registrar.state, Confirming)
-
-
 def test_error_comes_before_a_near_deadline() -> None:
-    registrar = Opened(networks=(1,), deadline=4.0)
-    assert registrar.asked() == [(FIRST, 1.0)]
-    assert Opened(deadline=1.1).asked() == [(FIRST, LEAST_SECONDS)]
+    assert Opened(deadline=4.0).asked() == [(FIRST, 1.0)]
 
 
 def test_new_members_begin_with_the_first_network_again() -> None:

@@ -8,9 +8,7 @@ from msgspec.structs import replace
 from mingle.config.launchers import Placement
 from mingle.config.order import order_key, order_of
 from mingle.protocol.admission import Admission
-from mingle.protocol.machine import roster_digest
-from mingle.protocol.registrar import Confirming, Registrar
-from mingle.protocol.roster import described, whos
+from mingle.protocol.registrar import Registrar
 from mingle.protocol.seats import HostSeat
 from mingle.wire import frames
 from tests.support.registrar_port import RecordingPort
@@ -59,29 +57,6 @@ def test_assigned_ranks_have_no_missing_numbers() -> None:
     assert registrar.seats.assigned
     assert registrar.seats.missing == ()
     assert registrar.seats.connections() == [1]
-
-
-def test_the_crowd_is_named_and_cut() -> None:
-    members = whos(gathered(0, 2).seats, {})
-    assert described(members) == "rank 0 on host node0 (10.0.0.1), pid 7; rank 2 on host node1 (10.0.0.2), pid 7"
-    assert [who.rank for who in whos(gathered(0, 3, 1).seats, {})] == [0, 1, 3]
-
-
-def test_the_roster_gives_the_addresses_on_the_network_that_was_chosen() -> None:
-    registrar = gathered(0, 2, 1, 3)
-    assert type(registrar.state) is Confirming
-    for conn, paths in ((1, "10.0.0.2"), (2, "10.0.0.3"), (3, "10.0.0.4")):
-        proved = (frames.Path(host_address="10.0.0.1", local_address=paths, interface="eth0"),)
-        registrar.confirmed(conn, frames.Confirmed(session=SESSION, epoch=1, paths=proved), now=2.0)
-    roster = registrar.roster()
-    assert [(seat.rank, seat.address) for seat in roster] == [
-        (0, "10.0.0.1"),
-        (1, "10.0.0.3"),
-        (2, "10.0.0.2"),
-        (3, "10.0.0.4"),
-    ]
-    assert roster_digest(roster) != roster_digest(roster[:3])
-    assert len(roster_digest(roster)) == 32
 
 
 @pytest.mark.parametrize(
