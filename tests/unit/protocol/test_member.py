@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
-from mingle.protocol.effects import Dial, Hangup, ProveStore, ReachStore
+from mingle.protocol.effects import Dial, Hangup
 from mingle.protocol.election import Candidate
 from mingle.protocol.events import Disconnected, Heard, InterfacesChanged, StoreProved, StoreUnreachable, TimerDue
 from mingle.protocol.machine import Context
@@ -64,10 +64,6 @@ class Joined:
         self.confirm()
         self.hear(sealed(epoch))
 
-    def can_confirm(self) -> bool:
-        assert self.joiner.part is not None
-        return self.joiner.part.can_confirm
-
     def prove_store(self, now: float = 3.0) -> None:
         self.joiner.handle(StoreProved(SESSION, 1), now)
 
@@ -98,65 +94,6 @@ class Joined:
         self.joiner.host_lost(self.session, reason, now)
         return self.joiner.state.returns_to is not None
 
-    def stores(self) -> list[ProveStore]:
-        return [effect for effect in self.joiner._effects if isinstance(effect, ProveStore)]
-
-
-def test_a_store_that_stands_ahead_is_reached_while_there_is_time_and_nothing_follows() -> None:
-    joined = Joined()
-    store = frames.Store(session=SESSION, address=ADDRESS, port=5000)
-    joined.hear(store)
-    assert ReachStore(ADDRESS, 5000) in joined.joiner._effects
-    assert joined.state() is AwaitingConfirm
-    joined.seal()
-    assert [(each.address, each.port) for each in joined.stores()] == [(ADDRESS, 5000)]
-    joined.joiner._effects.clear()
-    joined.hear(store)
-    assert not joined.joiner._effects
-    assert joined.state() is ProvingStore
-
-
-def test_a_link_local_store_ahead_is_reached_by_our_own_interface() -> None:
-    joined = Joined()
-    address = "fe80::1"
-    assert joined.session.race is not None
-    joined.session.race.paths[address] = frames.Path(host_address=address, local_address="fe80::2", interface="eth0")
-    joined.hear(frames.Store(session=SESSION, address=address, port=5000))
-    assert joined.joiner._effects[-1] == ReachStore("fe80::1%eth0", 5000)
-
-
-def test_an_old_epoch_does_not_come_again() -> None:
-    joined = Joined()
-    joined.hear(frames.Confirm(session=SESSION, epoch=3), frames.Confirm(session=SESSION, epoch=2))
-    assert joined.joiner.part is not None
-    assert joined.joiner.part.epoch == 3
-    joined.confirm()
-    joined.hear(sealed(2), frames.Void(session=SESSION, epoch=2, reason="late"))
-    assert joined.state() is AwaitingSeal
-
-
-def test_nothing_is_confirmed_while_an_address_is_still_tried() -> None:
-    joined = Joined()
-    assert not joined.can_confirm()
-    joined.hear(frames.Confirm(session=SESSION, epoch=1))
-    assert not joined.can_confirm()
-    assert joined.session.race is not None
-    joined.session.race.stop_trying()
-    assert joined.can_confirm()
-
-
-@pytest.mark.parametrize(("address", "dialed"), [("fe80::1", "fe80::1%eth1"), (ADDRESS, ADDRESS)])
-def test_a_link_local_store_is_reached_by_our_interface(address: str, dialed: str) -> None:
-    joined = Joined()
-    assert joined.session.race is not None
-    joined.session.race.paths["fe80::1"] = frames.Path(
-        host_address="fe80::1", local_address="fe80::2", interface="eth1"
-    )
-    joined.hear(frames.Confirm(session=SESSION, epoch=1))
-    joined.confirm()
-    joined.hear(sealed(store_address=address))
-    assert [store.address for store in joined.stores()] == [dialed]
-
 
 @pytest.mark.parametrize("state", [AwaitingConfirm, TryingPaths, AwaitingSeal, ProvingStore, AwaitingGo, Formed])
 def test_member_returns_after_a_loss_once_it_has_confirmed(state: type) -> None:
@@ -168,27 +105,14 @@ def test_member_returns_after_a_loss_once_it_has_confirmed(state: type) -> None:
     assert (joined.joiner.state.returns_to is joined.session) is returning
 
 
-@pytest.mark.parametrize(
-    ("state", "said", "keeps"),
-    [
-        (ProvingStore, None, False),
-        (AwaitingGo, None, True),
-        (AwaitingGo, frames.Void(session=SESSION, epoch=1, reason="test"), False),
-        (AwaitingGo, frames.Confirm(session=SESSION, epoch=1), False),
-    ],
-    ids=["not acknowledged", "acknowledged", "void", "confirm"],
-)
-def test_only_an_acknowledged_seal_of_the_present_epoch_outlasts_a_loss(
-    state: type, said: frames.AnyFrame | None, keeps: bool
-) -> None:
+@pytest.mark.parametrize(("state", "returns_to"), [(ProvingStore, AwaitingConfirm), (AwaitingGo, AwaitingGo)])
+def test_only_an_acknowledged_seal_outlasts_a_loss(state: type, returns_to: type) -> None:
     joined = Joined()
     joined.reach(state)
-    if said is not None:
-        joined.hear(said)
     joined.lose("reset", 5.0)
     joined.joiner.join(joined.session, 6.0)
     joined.hear(frames.Joined(session=SESSION, epoch=1))
-    assert joined.state() is (AwaitingGo if keeps else AwaitingConfirm)
+    assert joined.state() is returns_to
 
 
 def test_a_member_that_comes_back_late_still_lacks_go_alone() -> None:
@@ -242,30 +166,6 @@ def test_a_host_that_is_lost_after_go_is_given_up_when_it_cannot_be_returned_to(
     joined.joiner.handle(TimerDue(), membership.state.until)
     assert membership.host_lost
     assert "reset" in membership.loss
-
-
-def test_leftover_of_an_earlier_answer_stays_out_of_the_roster() -> None:
-    joined = formed()
-    world_size = joined.joiner.identity.world_size
-    seats = tuple(
-        frames.Seat(rank=rank, local_rank=rank, node_rank=0, hostname="host1", address=ADDRESS, pid=1)
-        for rank in range(world_size)
-    )
-    parts = [frames.Roster(first=rank, total=world_size, seats=(seat,)) for rank, seat in enumerate(seats)]
-    joined.membership().ask_roster()
-    joined.hear(*parts[:1])
-    joined.membership().ask_roster()
-    joined.hear(*parts[1:], *parts)
-    assert tuple(joined.membership().roster.seats) == seats
-
-
-def test_a_host_that_has_said_good_bye_is_given_up_at_once() -> None:
-    joined = formed()
-    membership = joined.membership()
-    joined.hear(frames.Closed(session=SESSION, reason="it has done its work"))
-    assert not joined.lose("closed", 5.0)
-    assert membership.host_lost
-    assert "it has done its work" in membership.loss
 
 
 def test_refused_member_searches_again() -> None:
@@ -474,17 +374,6 @@ def test_when_the_own_interfaces_change_the_paths_are_proved_again(confirmed: bo
     alone.joiner.handle(InterfacesChanged(), 3.0)
     # A member that has confirmed has told its host what counts.
     assert len(alone.dialed()) == (0 if confirmed else 1)
-
-
-def test_a_member_that_is_asked_again_proves_its_paths_again() -> None:
-    """The members share no path: one that failed a moment ago can have failed since the host's process stood still."""
-    alone = Alone()
-    conn = alone.join()
-    fail_a_second_path(alone, "no proof")
-    alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
-    assert alone.step() is AwaitingSeal
-    alone.hear(conn, 2.8, frames.Confirm(session=SESSION, epoch=2))
-    assert alone.step() is TryingPaths, "it confirms once each path was tried again"
 
 
 def test_a_change_of_the_interfaces_that_ends_the_last_attempt_lets_the_member_confirm() -> None:

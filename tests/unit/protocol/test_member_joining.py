@@ -98,16 +98,6 @@ def test_the_way_to_its_outcome() -> None:
     assert (outcome.place.rank, outcome.store_port, outcome.interface, outcome.address) == (1, 5000, "eth0", "10.0.0.2")
 
 
-@pytest.mark.parametrize("when", ["before its ack", "of another epoch"])
-def test_go_is_only_taken_after_its_ack_and_of_its_epoch(when: str) -> None:
-    alone = Alone()
-    conn = alone.seal()
-    if when == "of another epoch":
-        alone.joiner.handle(StoreProved(SESSION, 1), 3.0)
-    alone.hear(conn, 3.0, frames.Go(session=SESSION, epoch=2 if when == "of another epoch" else 1))
-    assert alone.joiner.outcome is None
-
-
 def test_a_store_that_is_not_reached_is_tried_again_until_the_epoch_is_void() -> None:
     alone = Alone()
     conn = alone.seal()
