@@ -46,6 +46,9 @@ class RecordingPort:
     def mesh_warning(self, proof: Proof) -> None:
         self.calls.append(("mesh_warning", proof))
 
+    def left_out(self, text: str) -> None:
+        self.calls.append(("left_out", text))
+
     def mesh_sampled(self, proof: Proof) -> None:
         self.calls.append(("mesh_sampled", proof))
 

@@ -434,16 +434,6 @@ def test_latecomer_is_in_the_next_epoch_when_the_first_is_voided() -> None:
     assert registry.registrar.seats.latecomers == {}
 
 
-def test_a_latecomer_that_does_not_reach_the_store_is_refused() -> None:
-    registry = Registry(2, 4)
-    registry.go("B", "C")
-    late = registry.join("D")
-    path = frames.Path(host_address="172.17.0.1", local_address="172.17.0.2", interface="docker0")
-    registry.confirm(late, "D", paths=(path,))
-    assert refusal(registry, late).reason == "network"
-    assert registry.registrar.seats.latecomers == {}
-
-
 def test_after_go_a_lost_member_gives_its_seat_free_and_no_more() -> None:
     registry = Registry(2, 4)
     conns = registry.go("B", "C")
@@ -564,22 +554,6 @@ def test_a_latecomer_whose_acknowledgement_comes_too_late_is_asked_again() -> No
     registry.said()
     registry.acknowledge(late)
     assert registry.kinds(late) == [frames.Go]
-
-
-def test_an_acknowledgement_counts_for_no_later_question() -> None:
-    registry = Registry(2, 4)
-    registry.go("B", "C")
-    late = registry.join("D")
-    registry.confirm(late, "D")
-    registry.wait(ANSWER_SECONDS)
-    registry.acknowledge(late)  # too late
-    registry.answer("A", "B", "C")
-    registry.said()
-    registry.acknowledge(late)
-    assert registry.kinds(late) == []
-    registry.confirm(late, "D")
-    registry.acknowledge(late)
-    assert registry.kinds(late) == [frames.Members, frames.Sealed, frames.Go]
 
 
 def test_a_latecomer_that_never_comes_to_the_end_gives_its_place_free() -> None:
