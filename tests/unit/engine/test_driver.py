@@ -20,7 +20,6 @@ import pytest
 from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.engine.driver import Driver, listening_addresses
-from mingle.engine.reception import LOOKED_AT_UNVERIFIED
 from mingle.network import interfaces, local_relay, transport
 from mingle.network.folders import Folders, storages
 from mingle.network.interfaces import Interface
@@ -47,6 +46,7 @@ from tests.support.bystanders import free_udp_port
 
 MEMBER, SESSION = b"m" * 16, b"s" * 16
 KEY = JobKey(b"secret", "a job")
+SEEK = Seek(job="a job", member=MEMBER, world_size=2)
 
 
 class Notes:
@@ -86,10 +86,6 @@ class Notes:
     def heard(self) -> list[Datagram]:
         """The datagrams that it was told of."""
         return [event.message for event in self.told if isinstance(event, Heard)]
-
-    def unverified(self) -> list[Datagram]:
-        """Those without our signature."""
-        return [event.message for event in self.told if isinstance(event, HeardUnverified)]
 
 
 E = TypeVar("E", bound=Event)
@@ -431,110 +427,6 @@ def test_a_timer_that_can_not_be_handled_ends_the_loop(driver: Noting) -> None:
     driver.notes.due = time.monotonic()
     with pytest.raises(ZeroDivisionError):
         driver.turn()
-
-
-def heard_offer(
-    driver: Noting,
-    *addresses: str,
-    source: str,
-    interface: str = "eth0",
-    multicast: bool = False,
-    local: bool = False,
-    key: JobKey | None = None,
-) -> list[str]:
-    """Where the machine is told that a session is, when an OFFER comes from that source."""
-    offer = Offer(job="a job", session=SESSION, host=MEMBER, addresses=addresses, port=9, world_size=2)
-    driver.on_datagram(
-        Received(
-            data=datagrams.encode(offer, key),
-            interface=interface,
-            source=(source, 29499),
-            family="4",
-            multicast=multicast,
-            local=local,
-            destination="192.0.2.1",
-        ),
-        time.monotonic(),
-    )
-    offers = [message for message in driver.notes.heard() if isinstance(message, Offer)]
-    return [address for offer in offers for address in offer.addresses]
-
-
-@pytest.mark.parametrize(
-    ("how", "followed"),
-    [
-        pytest.param({"source": "203.0.113.66"}, False, id="from beyond a router"),
-        pytest.param({"source": "203.0.113.66", "multicast": True}, True, id="by multicast"),
-        pytest.param({"source": "203.0.113.66", "local": True}, True, id="from this machine"),
-        pytest.param({"source": "127.0.0.9"}, True, id="on link"),
-        pytest.param({"source": "203.0.113.7"}, True, id="from a peer"),
-    ],
-)
-def test_an_offer_by_unicast_counts_from_a_peer_or_a_neighbor(how: dict[str, Any], followed: bool) -> None:
-    with contextlib.ExitStack() as stack:
-        network = Network(interfaces=("lo",), port=free_udp_port(), peers=(Peer("203.0.113.7", None),))
-        driver = Noting(network, stack)
-        driver.peers.turn(silent=False, now=time.monotonic())
-        assert heard_offer(driver, "192.0.2.7", **how) == (["192.0.2.7"] if followed else [])
-        assert driver.facts().rejected["unsolicited"] == (not followed)
-
-
-@pytest.fixture
-def keyed() -> Iterator[Noting]:
-    """A driver of a job with a secret."""
-    with contextlib.ExitStack() as stack:
-        yield Noting(Network(interfaces=("lo",), port=free_udp_port()), stack, key=KEY)
-
-
-def test_a_signed_offer_by_unicast_counts_from_everywhere(keyed: Noting) -> None:
-    assert heard_offer(keyed, "192.0.2.7", source="203.0.113.66", key=KEY) == ["192.0.2.7"]
-
-
-def test_an_offer_aims_nobody_at_its_own_loopback(driver: Noting) -> None:
-    traps = ("127.0.0.1", "::1", "0.0.0.0", "::ffff:127.0.0.1", "239.0.0.1")
-    assert heard_offer(driver, *traps, source="192.0.2.66", multicast=True) == []
-    assert driver.facts().rejected["addresses"] == 1
-    assert heard_offer(driver, *traps, "192.0.2.7", source="192.0.2.66", multicast=True) == ["192.0.2.7"]
-    driver.notes.told.clear()
-    assert heard_offer(driver, "127.0.0.1", source="127.0.0.1", interface="lo", multicast=True) == ["127.0.0.1"]
-
-
-# --- signatures -----------------------------------------------------------------------------------------------------
-
-SEEK = Seek(job="a job", member=MEMBER, world_size=2)
-
-
-def heard(driver: Noting, data: bytes) -> Datagram | None:
-    """The message that the driver finds in a datagram from this machine."""
-    received = Received(data, ("127.0.0.1", 29499), "4", True, "239.0.0.1", interface="lo", local=True)
-    return driver.on_datagram(received, time.monotonic())
-
-
-def test_a_datagram_without_our_signature_is_shown_and_not_believed(keyed: Noting) -> None:
-    assert heard(keyed, datagrams.encode(SEEK, KEY)) == SEEK
-    assert heard(keyed, datagrams.encode(SEEK)) is None
-    assert heard(keyed, datagrams.encode(SEEK, JobKey(b"another", "a job"))) is None
-    assert heard(keyed, b"noise of another program") is None
-    assert keyed.notes.unverified() == [SEEK, SEEK]
-    assert keyed.notes.heard() == [SEEK]
-    assert keyed.rejected == {"unsigned": 1, "signature": 1, "magic": 1}
-
-
-def test_a_question_to_the_browse_group_needs_no_signature(keyed: Noting) -> None:
-    """`watch` asks every two seconds: its questions are not counted against those that are forged."""
-    question = List(member=bytes(16))
-    for data in [datagrams.encode(question)] * (LOOKED_AT_UNVERIFIED + 10):
-        assert heard(keyed, data) == question
-    assert not keyed.rejected
-    for _ in range(LOOKED_AT_UNVERIFIED + 10):
-        heard(keyed, datagrams.encode(SEEK))
-    assert heard(keyed, datagrams.encode(question)) == question
-
-
-def test_a_flood_without_our_signature_is_not_looked_at(keyed: Noting) -> None:
-    for _ in range(LOOKED_AT_UNVERIFIED + 10):
-        heard(keyed, datagrams.encode(SEEK))
-    assert len(keyed.notes.unverified()) == LOOKED_AT_UNVERIFIED
 
 
 # --- shared folders -------------------------------------------------------------------------------------------------
