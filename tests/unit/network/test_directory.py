@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import socket
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mingle.network import directory, folders
+from mingle.network import directory
 from mingle.network.directory import Directory
-from mingle.network.folder import Folder, FolderProblem, Report, Sign
-from mingle.network.folders import Examined, Folders
+from mingle.network.folder import Folder, Report, Sign
 from mingle.wire import datagrams
-from mingle.wire.datagrams import Offer, Seek
-from tests.support.loopback import until
+from mingle.wire.datagrams import Offer
 
 NODE, OTHER_NODE = "a" * 16, "b" * 16
 MEMBER, OTHER = bytes(15) + b"\1", bytes(15) + b"\2"
@@ -179,110 +174,3 @@ def test_a_stale_handle_is_opened_anew_in_the_next_turn(place: Directory, monkey
         assert report.problem is not None
         assert "Stale file handle" in report.problem.what
     assert folder.turn(place, 1.0).problem is None
-
-
-# --- the threads -----------------------------------------------------------------------------------------------------
-
-
-class Process:
-    """A process with folders, and what they have shown to it."""
-
-    def __init__(self, *places: Path) -> None:
-        self.found: list[Offer] = []
-        self.folders = Folders(
-            folders.storages([f"dir:{each}" for each in places], "job"),
-            node=OTHER_NODE,
-            call=lambda take: take(),
-            found=self._found,
-        )
-
-    def _found(self, _folder: str, report: Report) -> None:
-        for each in report.found:
-            message = datagrams.decode(each.data)
-            assert isinstance(message, Offer)
-            self.found.append(message)
-
-    def show(self, message: Seek | Offer | None) -> None:
-        self.folders.show(message, datagrams.encode)
-
-
-@contextlib.contextmanager
-def process(*places: Path) -> Iterator[Process]:
-    made = Process(*places)
-    try:
-        yield made
-    finally:
-        made.folders.close()
-
-
-SEEK = Seek(job="job", member=MEMBER, world_size=2)
-
-
-def test_two_processes_find_each_other_and_leave_nothing(tmp_path: Path) -> None:
-    with process(tmp_path) as seeker, process(tmp_path) as host:
-        seeker.show(SEEK)
-        host.show(offer())
-        until(lambda: seeker.found, 10)
-        assert seeker.found[0] == offer()
-        until(lambda: seeker.folders.looked and host.folders.looked, 10)
-        seeker.show(None)
-        until(lambda: len(list(tmp_path.rglob("?-*"))) == 1, 10)
-    assert not list(tmp_path.iterdir())
-
-
-def test_one_folder_that_fails_does_not_hide_the_other(tmp_path: Path) -> None:
-    good, missing = tmp_path / "good", tmp_path / "missing"
-    good.mkdir()
-    with process(missing, good) as seeker, process(good) as host:
-        host.show(offer())
-        seeker.show(SEEK)
-        until(lambda: seeker.found, 10)
-        until(lambda: seeker.folders.looked, 10)
-        assert list(seeker.folders.problems) == [f"dir:{missing}"]
-
-
-def test_a_server_that_does_not_answer_blocks_neither_the_caller_nor_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released = threading.Event()
-
-    class Hanging(Directory):
-        patience = 0.2
-
-        @contextlib.contextmanager
-        def open(self, *, create: bool) -> Iterator[directory.OpenDirectory]:
-            if released.wait(30):
-                raise FolderProblem("it answers too late", "")
-            yield directory.OpenDirectory(os.open(tmp_path, os.O_RDONLY), "digest")
-
-    monkeypatch.setattr(folders, "Directory", Hanging)
-    with process(tmp_path) as seeker:
-        before = time.monotonic()
-        seeker.show(SEEK)
-        until(lambda: seeker.folders.problems, 10)
-        assert "has not answered" in next(iter(seeker.folders.problems.values())).what
-        assert not seeker.folders.looked
-        threads = [each.thread for each in seeker.folders._visits]
-        seeker.folders.close()
-        assert time.monotonic() - before < directory.LEAVE_SECONDS + 5
-    released.set()
-    for thread in threads:
-        thread.join(30)
-
-
-def test_without_folders_no_thread_is_started() -> None:
-    with process() as seeker:
-        seeker.show(SEEK)
-        assert not seeker.folders._visits
-        assert not seeker.folders.problems
-
-
-def test_a_check_of_folders_says_what_is_wrong_with_each_and_leaves_nothing(tmp_path: Path) -> None:
-    good, missing = f"dir:{tmp_path}", f"dir:{tmp_path}/missing"
-    found = folders.examine([good, missing], "node")
-    assert found[good] == Examined(None)
-    problem = found[missing].problem
-    assert problem is not None
-    assert "does not exist" in problem.what
-    assert not list(tmp_path.iterdir())
-    assert folders.examine([], "node") == {}

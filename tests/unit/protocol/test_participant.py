@@ -125,7 +125,7 @@ def test_member_is_bound_from_confirmed_to_go(state: type) -> None:
 def test_void_releases_the_member_until_go(state: type) -> None:
     member = Member()
     member.reach(state)
-    assert member.hear(VOID) is (Decided if state is Decided else AwaitingConfirm)
+    assert member.hear(VOID, VOID) is (Decided if state is Decided else AwaitingConfirm)
     assert member.part.epoch == (0 if state is AwaitingConfirm else 1)
 
 

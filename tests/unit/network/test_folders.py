@@ -1,0 +1,465 @@
+"""The shared folders of one process: what its threads show and find there, on storage in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from mingle.network import folders
+from mingle.network.folder import Entry, FolderProblem, Found, Report, Sign
+from mingle.network.folders import BETWEEN_SECONDS, EXAMINED_JOB, Examined, Folders, digest, sign_of
+from mingle.wire import datagrams
+from mingle.wire.datagrams import Offer, Seek
+from tests.support.loopback import until
+
+NODE = digest("here")[:16]
+OTHER_NODE = "b" * 16
+MEMBER, OTHER = bytes(15) + b"\2", bytes(15) + b"\1"
+SEEK = Seek(job="job", member=MEMBER, world_size=2)
+OFFER = Offer(job="job", session=bytes(16), host=MEMBER, addresses=("10.0.0.1",), port=5000, world_size=2)
+THEIRS = structs.replace(OFFER, host=OTHER)
+
+
+class Memory:
+    """A folder in memory.
+
+    Args:
+        objects: what lies there.
+        bucket: whether it stands for a bucket.
+        patience: how long a turn can take.
+    """
+
+    leave_seconds = 5.0
+
+    def __init__(
+        self, objects: dict[str, bytes] | None = None, *, bucket: bool = False, patience: float = 30.0
+    ) -> None:
+        self.objects = {} if objects is None else objects
+        self.bucket = bucket
+        self.patience = patience
+        self.answers = threading.Event()
+        """Cleared: its server is silent."""
+        self.answers.set()
+        self.asked = threading.Event()
+        """Whether a turn has begun."""
+        self.error: Exception | None = None
+        self.age: float | None = None
+        """How long ago everything was written; None: the storage does not tell."""
+        self.hidden: set[str] = set()
+        """What can't be read."""
+        self.ended: list[str] = []
+        self.opened: list[str] = []
+
+    def jobs(self) -> list[str]:
+        return [digest(job)[:32] for job in ("job", "another")]
+
+    def of(self, job: str) -> Memory:
+        self.opened.append(job)
+        return self
+
+    @contextlib.contextmanager
+    def open(self, *, create: bool) -> Iterator[Memory]:
+        self.asked.set()
+        assert self.answers.wait(30)
+        if self.error is not None:
+            raise self.error
+        yield self
+
+    def write(self, name: str, data: bytes) -> None:
+        self.objects[name] = data
+
+    def list(self) -> list[Entry]:
+        return [Entry(name, None if self.age is None else 1000.0 - self.age) for name in self.objects]
+
+    def read(self, name: str) -> bytes | None:
+        return None if name in self.hidden else self.objects.get(name)
+
+    def delete(self, name: str) -> None:
+        self.objects.pop(name, None)
+
+    def tidy(self) -> None: ...
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+    def reap(self) -> None:
+        self.ended.append("reaped")
+
+    def abort(self) -> None:
+        self.ended.append("aborted")
+        self.answers.set()
+
+
+def name_of(kind: str, *, node: str = OTHER_NODE, member: bytes = OTHER, number: int = 1) -> str:
+    return f"{kind}-{node}-{member.hex()}-{number}"
+
+
+def threads() -> int:
+    """The number of threads that take turns."""
+    return sum(each.name == "mingle-abandoned-folder" for each in threading.enumerate())
+
+
+class Process:
+    """A process with folders, which takes what they have shown when the test lets it."""
+
+    def __init__(self, **storages: Memory) -> None:
+        self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.reports: list[tuple[str, Report]] = []
+        self.folders = Folders(
+            storages,
+            node="here",
+            call=self.calls.put,
+            found=lambda url, report: self.reports.append((url, report)),
+        )
+
+    def show(self, message: Seek | Offer | None) -> None:
+        self.folders.show(message, datagrams.encode)
+
+    def turn(self) -> Report:
+        """Wait for the end of a turn, and return what it has shown."""
+        self.calls.get(timeout=30)()
+        return self.reports[-1][1]
+
+
+@pytest.fixture
+def processes() -> Iterator[Callable[..., Process]]:
+    """Make processes that leave their folders at the end of the test."""
+    made: list[Process] = []
+
+    def make(**storages: Memory) -> Process:
+        made.append(Process(**storages))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.folders.close()
+
+
+# --- what is shown and found ------------------------------------------------------------------------------------------
+
+
+def test_host_is_found_and_leaves_nothing(processes: Callable[..., Process]) -> None:
+    objects: dict[str, bytes] = {}
+    host, seeker = processes(shared=Memory(objects)), processes(shared=Memory(objects))
+    host.show(OFFER)
+    assert host.turn().listed
+    seeker.show(structs.replace(SEEK, member=OTHER))
+    (found,) = seeker.turn().found
+    assert datagrams.decode(found.data) == OFFER
+    assert seeker.folders.is_ours(found)
+    assert not seeker.folders.is_ours(Found(found.data, OTHER_NODE))
+    assert seeker.reports[0][0] == "shared"
+    host.folders.close()
+    seeker.folders.close()
+    assert objects == {}
+    assert threads() == 0
+
+
+def test_what_a_turn_has_shown_is_taken_by_the_owner(processes: Callable[..., Process]) -> None:
+    process = processes(shared=Memory())
+    process.show(SEEK)
+    take = process.calls.get(timeout=30)
+    assert (process.reports, process.folders.looked) == ([], False)
+    take()
+    assert (len(process.reports), process.folders.looked) == (1, True)
+
+
+@pytest.mark.parametrize("member", [MEMBER, OTHER])
+def test_process_with_a_lower_id_is_noticed(processes: Callable[..., Process], member: bytes) -> None:
+    process = processes(empty=Memory(), shared=Memory({name_of("s", member=member): b"sign"}))
+    process.show(SEEK)
+    process.turn()
+    process.turn()
+    assert process.folders.lower is (member < MEMBER)
+
+
+def test_each_folder_must_have_shown_the_sign_or_failed(processes: Callable[..., Process]) -> None:
+    late, failing = Memory(), Memory()
+    late.answers.clear()
+    failing.error = FolderProblem("it is full", "delete something")
+    process = processes(late=late, failing=failing)
+    process.show(SEEK)
+    assert process.turn().problem is failing.error
+    assert not process.folders.looked
+    late.answers.set()
+    while process.turn().problem is not None:
+        pass
+    assert process.folders.looked
+    assert list(process.folders.problems) == ["failing"]
+
+
+def test_listing_without_the_own_sign_shows_nothing_yet(processes: Callable[..., Process]) -> None:
+    process = processes(shared=Unlisted())
+    process.show(SEEK)
+    process.turn()
+    assert not process.folders.looked
+
+
+class Unlisted(Memory):
+    """A folder whose listings are late."""
+
+    def list(self) -> list[Entry]:
+        return []
+
+
+def test_sign_of_another_kind_has_to_be_listed_itself(processes: Callable[..., Process]) -> None:
+    shared = Memory()
+    process = processes(shared=shared)
+    process.show(SEEK)
+    process.turn()
+    shared.answers.clear()
+    process.show(OFFER)
+    assert not process.folders.looked
+    shared.answers.set()
+    until(lambda: process.turn() and [each[0] for each in shared.objects] == ["h"])
+    assert process.folders.looked
+    process.show(structs.replace(OFFER, joined=2))
+    assert process.folders.looked
+    assert threads() == 1
+
+
+def test_nothing_to_show_deletes_the_sign(processes: Callable[..., Process]) -> None:
+    shared = Memory()
+    process = processes(shared=shared)
+    process.show(None)
+    assert threads() == 0
+    process.show(SEEK)
+    process.turn()
+    assert [each[0] for each in shared.objects] == ["s"]
+    process.show(None)
+    assert not process.folders.looked
+    until(lambda: process.turn() and not shared.objects)
+    process.show(SEEK)
+    until(lambda: process.turn() and shared.objects)
+
+
+@pytest.mark.parametrize(("job", "opened"), [("job", ["job"]), (None, ["job", "another"])])
+def test_observer_reads_the_folder_of_a_job_or_of_all_and_shows_nothing(
+    processes: Callable[..., Process], job: str | None, opened: list[str]
+) -> None:
+    shared = Memory({name_of("h"): datagrams.encode(THEIRS)})
+    process = processes(shared=shared)
+    process.folders.watch(job)
+    assert process.folders.watching
+    process.show(OFFER)
+    assert {datagrams.decode(each.data) for each in process.turn().found} == {THEIRS}
+    assert shared.opened[: len(opened)] == [digest(each)[:32] for each in opened]
+    process.folders.close()
+    assert list(shared.objects) == [name_of("h")]
+
+
+def test_process_without_folders_starts_no_thread() -> None:
+    process = Process()
+    process.show(SEEK)
+    assert threads() == 0
+    assert not process.folders.open
+    assert process.folders.problems == {}
+    assert process.folders.first_look_seconds == 0.0
+
+
+def test_slowest_folder_decides_how_long_the_first_look_can_take() -> None:
+    process = Process(slow=Memory(patience=7.0), quick=Memory(patience=1.0))
+    assert process.folders.patience == 7.0
+    assert process.folders.first_look_seconds == 7.0 + BETWEEN_SECONDS
+    process.folders.close()
+
+
+# --- folders that can't be used ---------------------------------------------------------------------------------------
+
+
+def test_problem_is_named_until_a_turn_succeeds(processes: Callable[..., Process]) -> None:
+    shared = Memory()
+    shared.error = FolderProblem("it is full", "delete something")
+    process = processes(shared=shared)
+    process.show(SEEK)
+    process.turn()
+    assert process.folders.problems == {"shared": shared.error}
+    shared.error = None
+    while process.turn().problem is not None:
+        pass
+    assert process.folders.problems == {}
+
+
+def test_defect_of_a_storage_is_a_problem_and_ends_no_thread(processes: Callable[..., Process]) -> None:
+    shared = Memory()
+    shared.error = ZeroDivisionError("a riddle")
+    process = processes(shared=shared)
+    process.show(SEEK)
+    problem = process.turn().problem
+    assert problem is not None
+    assert problem.what == "can't be used (ZeroDivisionError: a riddle)"
+    assert problem.fix == "report this as a defect"
+    shared.error = None
+    while process.turn().problem is not None:
+        pass
+
+
+@pytest.mark.parametrize(("bucket", "fix"), [(False, "with `ls`"), (True, "AWS_ENDPOINT_URL")])
+def test_silent_server_is_named_once_a_turn_takes_too_long(
+    processes: Callable[..., Process], bucket: bool, fix: str
+) -> None:
+    patient, silent = Memory(), Memory(bucket=bucket, patience=0.0)
+    process = processes(patient=patient, silent=silent)
+    for each in (patient, silent):
+        each.answers.clear()
+    process.show(SEEK)
+    assert patient.asked.wait(30)
+    assert silent.asked.wait(30)
+    ((name, problem),) = process.folders.problems.items()
+    assert (name, problem.what) == ("silent", "has not answered for more than 0 s")
+    assert fix in problem.fix
+    assert not process.folders.looked
+    for each in (patient, silent):
+        each.answers.set()
+    process.turn()
+    process.turn()
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_late_report_is_dropped_once_the_process_has_left(processes: Callable[..., Process]) -> None:
+    shared = Memory()
+    process = processes(shared=shared)
+    process.show(SEEK)
+    take = process.calls.get(timeout=30)
+    process.folders.leave()
+    take()
+    process.show(OFFER)
+    assert (process.reports, process.folders.open) == ([], False)
+    process.folders.close()
+    assert shared.objects == {}
+    assert shared.ended == ["closed", "reaped"]
+
+
+def test_storage_that_was_never_used_is_closed_once() -> None:
+    shared = Memory()
+    process = Process(shared=shared)
+    process.folders.leave()
+    process.folders.close()
+    assert shared.ended == ["closed"]
+
+
+def test_silent_server_does_not_hold_up_the_end() -> None:
+    shared = Memory()
+    shared.leave_seconds = 0.01
+    shared.answers.clear()
+    process = Process(shared=shared)
+    process.show(SEEK)
+    assert shared.asked.wait(30)
+    began = time.monotonic()
+    process.folders.close()
+    assert time.monotonic() - began < 10.0
+    assert shared.ended[0] == "aborted"
+    until(lambda: shared.ended == ["aborted", "closed", "reaped"])
+    until(lambda: threads() == 0)
+
+
+# --- a check of folders -----------------------------------------------------------------------------------------------
+
+
+def test_check_of_directories_names_what_is_wrong_with_each_and_leaves_nothing(tmp_path: Path) -> None:
+    good, missing = f"dir:{tmp_path}", f"dir:{tmp_path}/missing"
+    found = folders.examine([good, missing, good], "node")
+    assert list(found) == [good, missing]
+    assert found[good] == Examined(None)
+    problem = found[missing].problem
+    assert problem is not None
+    assert "does not exist" in problem.what
+    assert not list(tmp_path.iterdir())
+    assert folders.examine([], "node") == {}
+
+
+def test_objects_of_a_job_are_in_a_directory_of_its_own(tmp_path: Path) -> None:
+    (storage,) = folders.storages([f"dir:{tmp_path}"], "job").values()
+    with storage.open(create=True) as opened:
+        opened.write(name_of("h"), b"content")
+    assert [each.name for each in tmp_path.iterdir()] == [digest("job")[:32]]
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """The storage of each directory that is examined."""
+    made = Memory()
+    monkeypatch.setattr(folders, "Directory", lambda _path, _job: made)
+    return made
+
+
+def examine() -> Examined:
+    (examined,) = folders.examine(["dir:/shared"], "here").values()
+    return examined
+
+
+def test_check_counts_the_other_nodes_that_have_left_an_object(shared: Memory) -> None:
+    for number in (1, 2):
+        shared.objects[name_of("h", number=number)] = datagrams.encode(THEIRS)
+    shared.objects[name_of("s", node="c" * 16)] = datagrams.encode(SEEK)
+    shared.objects[name_of("s", node=NODE)] = datagrams.encode(SEEK)
+    assert examine() == Examined(None, others=2)
+    shared.age = 3.0
+    examined = examine()
+    assert examined.others == 2
+    assert examined.age is not None
+    assert 0.0 <= examined.age < 3.0, "the time of the storage is that of its newest object"
+
+
+def test_check_names_an_object_that_this_user_may_not_read(shared: Memory) -> None:
+    hidden = name_of("h")
+    shared.objects[hidden] = datagrams.encode(THEIRS)
+    shared.hidden.add(hidden)
+    problem = examine().problem
+    assert problem is not None
+    assert problem.what == f"holds {hidden}, which this host can't read"
+    assert "umask" in problem.fix
+
+
+def test_folder_that_is_examined_shows_a_sign_of_no_job(shared: Memory) -> None:
+    shown: list[Report] = []
+    with folders.examined(["dir:/shared"], "here", lambda _, report: shown.append(report)) as examined:
+        until(lambda: shown)
+        (sign,) = map(datagrams.decode, shared.objects.values())
+        assert isinstance(sign, Seek)
+        assert (sign.job, sign.kind) == (EXAMINED_JOB, "observer")
+        examined.show(SEEK, datagrams.encode)
+        assert examined.watching
+    assert shared.objects == {}
+
+
+# --- signs ------------------------------------------------------------------------------------------------------------
+
+
+def test_sign_has_the_id_of_its_process() -> None:
+    assert sign_of(SEEK, b"data") == Sign("s", MEMBER, b"data")
+    sign = sign_of(OFFER, b"data")
+    assert (sign.kind, sign.member, sign.data, sign.lasting) == ("h", MEMBER, b"data", False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "urgent"),
+    [
+        ({"session": b"s" * 16}, True),
+        ({"addresses": ("10.0.0.9",)}, True),
+        ({"port": 5001}, True),
+        ({"state": "sealed"}, True),
+        ({"quorum": True}, True),
+        ({"joined": 2}, False),
+        ({"hostname": "another"}, False),
+    ],
+)
+def test_offer_is_shown_anew_at_once_if_others_need_what_has_changed(changed: dict[str, object], urgent: bool) -> None:
+    before, after = (sign_of(structs.replace(OFFER, **each), b"data") for each in ({}, changed))
+    assert (before.urgent != after.urgent) is urgent
+
+
+def test_offer_of_a_host_that_takes_no_members_lasts() -> None:
+    agents = structs.replace(OFFER, kind="agents", state="sealed")
+    room, full = (sign_of(structs.replace(agents, joined=joined), b"data") for joined in (1, 2))
+    assert (room.lasting, full.lasting) == (False, True)
+    assert room.urgent != full.urgent
