@@ -27,9 +27,9 @@ from mingle.protocol.participant import (
     ProvingStore,
     TryingPaths,
 )
-from mingle.protocol.sessions import RETRY_SECONDS, KnownSession
+from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
-from tests.support.scripted_host import ADDRESS, HERE, IDENTITY, OTHER, SESSION, Alone, offer, running, sealed
+from tests.support.scripted_host import ADDRESS, HERE, IDENTITY, OTHER, SESSION, Alone, offer, sealed
 
 
 class Joined:
@@ -272,15 +272,6 @@ def test_a_member_makes_for_no_session_of_its_own() -> None:
 # --- for which sessions it races -----------------------------------------------------------------------------------
 
 
-def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
-    alone = Alone()
-    for each in (offer(), offer(OTHER, port=4001), offer()):
-        alone.joiner.handle(Heard(each, HERE), 1.0)
-    assert len(alone.dialed()) == 2
-    assert all(each.races_to("join") for each in alone.joiner.search.table)
-    assert len(alone.joiner.diagnostics.hosts) == 2
-
-
 @pytest.mark.parametrize("rank", [None, 1])
 def test_a_member_without_a_rank_tells_its_host_of_others(rank: int | None) -> None:
     joined = Joined(rank)
@@ -289,18 +280,6 @@ def test_a_member_without_a_rank_tells_its_host_of_others(rank: int | None) -> N
     assert other is not None
     assert other.race is None
     assert other.report_at == (0.0 if rank is not None else 2.0 + HOST_SEEN_SECONDS)
-
-
-def test_member_joins_no_session_while_the_job_runs_elsewhere() -> None:
-    alone = Alone()
-    alone.joiner.handle(Heard(offer(state="sealed"), HERE), 1.0)
-    (conn,) = alone.dialed()
-    alone.answer(conn, 1.0)
-    alone.hear(conn, 1.0, running())
-    alone.joiner.handle(Heard(offer(OTHER, port=4001), HERE), 1.1)
-    assert alone.dialed() == []
-    alone.joiner.handle(Heard(offer(b"U" * 16, state="sealed", port=4002), HERE), 1.1)
-    assert len(alone.dialed()) == 1
 
 
 def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
@@ -317,18 +296,6 @@ def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
     for now in (2.0 + RETURN_SECONDS, 2.0 + RETURN_SECONDS + ADDRESS_SECONDS, 9.0):
         joined.joiner.handle(TimerDue(), now)
     assert joined.joiner.state.returns_to is None
-
-
-def test_a_race_that_was_lost_is_noted_and_run_again_later() -> None:
-    alone = Alone()
-    alone.joiner.handle(Heard(offer(), HERE), 1.0)
-    alone.dialed()
-    alone.joiner.handle(TimerDue(), 1.0 + ADDRESS_SECONDS)
-    assert any("not reached" in text for text in alone.joiner.diagnostics.hosts.values())
-    alone.joiner.handle(Heard(offer(), HERE), 1.0 + ADDRESS_SECONDS + RETRY_SECONDS - 0.01)
-    assert alone.dialed() == []
-    alone.joiner.handle(Heard(offer(), HERE), 1.0 + ADDRESS_SECONDS + RETRY_SECONDS)
-    assert len(alone.dialed()) == 1
 
 
 @pytest.mark.parametrize(("address", "suspected"), [(ADDRESS, False), ("10.0.0.7", True)])

@@ -222,6 +222,16 @@ def test_ready_of_a_member_that_is_on_its_way_is_said_when_it_is_back() -> None:
     assert member.come_back(7.0) == [READY]
 
 
+def test_ready_of_a_member_that_has_asked_for_its_seat_is_said_at_once_and_with_the_seat() -> None:
+    member = Member()
+    member.lose(5.0)
+    member.return_to_host(6.0)
+    member.membership.ready(6.0)
+    assert member.said() == [READY]
+    member.membership.said(frames.Joined(session=SESSION), 6.1)
+    assert member.said() == [READY]
+
+
 # --- the roster ------------------------------------------------------------------------------------------------------
 
 
@@ -299,6 +309,8 @@ def test_host_that_does_not_answer_the_good_bye_in_time_is_noticed() -> None:
     assert membership.unanswered(member.due())
     member.lose(9.0)
     assert not membership.unanswered(99.0)
+    member.proved.connect(9.2)
+    assert membership.next_timer() is None, "it is just being called"
     member.return_to_host(9.5)
     assert member.due() == 9.5 + ANSWER_SECONDS
 

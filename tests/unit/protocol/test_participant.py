@@ -297,6 +297,19 @@ def test_store_that_is_not_reached_is_tried_again_once_after_a_moment() -> None:
     assert not member.stores()
 
 
+def test_store_is_tried_again_by_a_member_that_had_targets() -> None:
+    member = Member()
+    member.hear(asks(1, TARGET))
+    while not member.part.can_confirm:
+        due = member.part.next_timer()
+        assert due is not None
+        member.part.handle_timer(due)
+    member.confirm()
+    member.hear(sealed())
+    member.part.store_unreachable(sealed(), 99.0)
+    assert member.part.next_timer() == 99.0 + STORE_RETRY_SECONDS
+
+
 @pytest.mark.parametrize(
     ("state", "session", "epoch", "counts"),
     [
