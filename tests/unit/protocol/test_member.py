@@ -1,6 +1,7 @@
-"""Single steps of a member, the end of its session, and the sessions it races for.
+"""Single steps of a member, the end of its session, and other hosts that it hears of.
 
-tests/unit/protocol/test_member_joining.py has a scripted host.
+Its search, its part in the commit, and its place after GO have files of their own. In test_member_joining.py a host is
+scripted.
 """
 
 from __future__ import annotations
@@ -269,7 +270,7 @@ def test_a_member_makes_for_no_session_of_its_own() -> None:
     assert joined.joiner.search.table.get(OTHER) is None
 
 
-# --- for which sessions it races -----------------------------------------------------------------------------------
+# --- other hosts, and other paths ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", [None, 1])
