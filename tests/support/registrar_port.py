@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from mingle.protocol.mesh_report import Proof
+from mingle.protocol.mesh_report import LeftOut, Proof
 from mingle.wire import frames
 
 Frame = TypeVar("Frame")
@@ -45,6 +45,9 @@ class RecordingPort:
 
     def mesh_warning(self, proof: Proof) -> None:
         self.calls.append(("mesh_warning", proof))
+
+    def give_way(self, left_out: LeftOut) -> None:
+        self.calls.append(("give_way", left_out))
 
     def left_out(self, text: str) -> None:
         self.calls.append(("left_out", text))

@@ -184,7 +184,7 @@ def test_flood_without_our_signature_is_not_looked_at(machine: Machine, key: Job
 
 def test_machine_that_verifies_nothing_hears_all_and_knows_its_own_jobs(machine: Machine) -> None:
     """Such as an observer, which looks for the jobs of one secret among others."""
-    reception = machine.reception(None, SECRET, verifies=False)
+    reception = machine.reception(None, Secret(SECRET), verifies=False)
     for job in (JOB, "another job"):
         for key, signed, verified in (
             (None, False, False),
@@ -210,7 +210,7 @@ def test_nothing_is_verified_without_a_secret(machine: Machine) -> None:
 
 
 def test_noise_is_no_hint_for_a_machine_that_verifies_nothing(machine: Machine) -> None:
-    assert machine.reception(None, SECRET, verifies=False).admit(received(b"noise")) is None
+    assert machine.reception(None, Secret(SECRET), verifies=False).admit(received(b"noise")) is None
     assert sum(machine.rejected.values()) == 1
 
 

@@ -59,8 +59,8 @@ class Shelf(AbstractFileSystem):  # type: ignore[misc]
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[dict[str, Any]]:
         self._do("list")
-        own = [{"name": name, "type": "file", "size": len(data)} for name, data in self.files.items()]
-        return [*(each for each in own if each["name"].startswith(f"{path}/")), *self.entries]
+        files = [(name, data) for name, data in self.files.items() if name.startswith(f"{path}/")]
+        return [*({"name": name, "type": "file", "size": len(data)} for name, data in files), *self.entries]
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
         self._do("mkdir")
@@ -80,7 +80,7 @@ def shelf() -> type[Shelf]:
     fsspec.register_implementation("shelf", Shelf, clobber=True)
     Shelf.has_folders = False
     for each in (Shelf.files, Shelf.folders, Shelf.errors, Shelf.entries, Shelf.calls):
-        each.clear()  # type: ignore[attr-defined]
+        each.clear()
     return Shelf
 
 

@@ -127,6 +127,12 @@ class Process:
         self.calls.get(timeout=30)()
         return self.reports[-1][1]
 
+    def turn_until(self, condition: Callable[[], object]) -> None:
+        """Wait for the ends of turns, of one at least, until the folders are as the test wants them."""
+        self.turn()
+        while not condition():
+            self.turn()
+
 
 @pytest.fixture
 def processes() -> Iterator[Callable[..., Process]]:
@@ -218,7 +224,7 @@ def test_sign_of_another_kind_has_to_be_listed_itself(processes: Callable[..., P
     process.show(OFFER)
     assert not process.folders.looked
     shared.answers.set()
-    until(lambda: process.turn() and [each[0] for each in shared.objects] == ["h"])
+    process.turn_until(lambda: [each[0] for each in shared.objects] == ["h"])
     assert process.folders.looked
     process.show(structs.replace(OFFER, joined=2))
     assert process.folders.looked
@@ -235,9 +241,9 @@ def test_nothing_to_show_deletes_the_sign(processes: Callable[..., Process]) -> 
     assert [each[0] for each in shared.objects] == ["s"]
     process.show(None)
     assert not process.folders.looked
-    until(lambda: process.turn() and not shared.objects)
+    process.turn_until(lambda: not shared.objects)
     process.show(SEEK)
-    until(lambda: process.turn() and shared.objects)
+    process.turn_until(lambda: shared.objects)
 
 
 @pytest.mark.parametrize(("job", "opened"), [("job", ["job"]), (None, ["job", "another"])])
