@@ -126,9 +126,22 @@ def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
     assert list(searching.diagnostics.hosts.values()) == ["heard"] * 2
 
 
-def test_sealed_session_is_only_asked_whether_it_runs() -> None:
+@pytest.mark.parametrize("folder", [False, True])
+def test_sealed_session_is_only_asked_whether_it_runs(folder: bool) -> None:
     searching = Searching()
-    assert searching.hear(offer(state="sealed")).races_to("probe")
+    session = searching.hear(offer(state="sealed"), source=replace(HERE, folder=folder))
+    assert session.races_to("probe")
+    assert searching.search.running_check.may_run() is not folder, "an object in a folder outlives its host"
+    assert (searching.search.running_check.next_timer() is None) is folder
+
+
+def test_sealed_session_that_has_the_confirmation_of_this_process_is_joined() -> None:
+    searching = Searching()
+    session = searching.search.heard(offer(state="sealed"), HERE, 1.0, seated=False)
+    assert session is not None
+    session.confirmed = True
+    searching.search.offered(session, 1.0)
+    assert session.races_to("join")
 
 
 def test_address_that_is_heard_later_is_tried_in_the_same_race() -> None:
@@ -201,6 +214,7 @@ def test_race_that_was_lost_is_noted_and_run_again_later() -> None:
     assert "not reached: 10.0.0.1 no proof" in searching.diagnostics.hosts[session.host_name]
     searching.hear(offer(), lost_at + RETRY_SECONDS - 0.01)
     assert session.race is None
+    assert "not reached" in searching.diagnostics.hosts[session.host_name], "that is more than that it was heard"
     searching.hear(offer(), lost_at + RETRY_SECONDS)
     assert session.races_to("join")
 
@@ -211,6 +225,7 @@ def test_only_a_refusal_shows_that_the_process_has_ended(reason: str, refused: b
     searching.hear(offer())
     searching.fail(reason)
     assert searching.searcher.told == [("unreached", SESSION, refused)]
+    assert not searching.diagnostics.secret_failures
 
 
 def test_silent_host_of_a_sealed_session_is_asked_again_for_a_while() -> None:
@@ -270,6 +285,8 @@ def test_session_that_is_open_again_is_joined_whatever_its_next_offer_says() -> 
     searching = Searching()
     session, _ = probed(searching, "open")
     assert session.race is None
+    assert searching.hear(offer(OTHER, port=4001), 1.0).races_to("join"), "nothing is in the way of another one"
+    searching.fail(now=1.0)
     searching.hear(offer(state="sealed"), 1.0 + RETRY_SECONDS)
     assert session.races_to("join")
     searching.fail(now=1.5)
@@ -280,9 +297,36 @@ def test_session_that_is_open_again_is_joined_whatever_its_next_offer_says() -> 
 def test_offer_of_a_session_that_was_sealed_when_it_was_asked_leads_to_a_race_to_join() -> None:
     searching = Searching()
     session, conn = probed(searching, "sealed")
+    race = session.race
+    searching.hear(offer(state="sealed"), 2.0)
+    assert session.race is race
     searching.hear(offer(), 2.0)
     assert Hangup(conn) in searching.effects
     assert session.races_to("join")
+    assert searching.search.running_check.runs()
+    searching.effects[:] = [each for each in searching.effects if isinstance(each, Dial)]
+    searching.prove(session, now=2.0)
+    assert not searching.search.running_check.runs(), "its answer to JOIN shows whether it runs"
+
+
+def test_process_that_returns_to_another_session_only_asks_whether_such_a_session_lives() -> None:
+    searching = Searching()
+    session, _ = probed(searching, "sealed")
+    searching.searcher.returns_to = KnownSession(offer(OTHER), [])
+    searching.hear(offer(), 2.0)
+    assert session.races_to("probe")
+
+
+@pytest.mark.parametrize("proved", [False, True])
+def test_host_that_ran_and_is_gone_is_no_reason_that_the_job_has_not_formed(proved: bool) -> None:
+    searching = Searching()
+    session = searching.hear(offer())
+    session.ran = running()
+    if proved:
+        searching.search.handle(Disconnected(searching.prove(session), "reset"), 2.0)
+    else:
+        searching.fail()
+    assert session.ran is None
 
 
 def test_probe_that_is_under_way_goes_on_when_the_session_is_offered_again() -> None:
@@ -296,6 +340,8 @@ def test_probe_that_is_under_way_goes_on_when_the_session_is_offered_again() -> 
 def test_conflict_of_such_a_session_counts_if_none_is_joined(joins: bool) -> None:
     searching = Searching()
     _, conn = probed(searching)
+    searching.say(conn, frames.Closed(session=SESSION, reason="its user stopped it"))
+    assert searching.search.conflict is None
     searching.say(conn, frames.Closed(session=SESSION, reason="two rank 0s", conflict=True))
     assert "two rank 0s" in str(searching.search.conflict)
     searching.search.handle(Disconnected(conn, "closed"), 2.0)
