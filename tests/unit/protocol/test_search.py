@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.protocol.effects import Dial, Effect, Hangup, Multicast, Write
 from mingle.protocol.events import BytesReceived, Connected, Disconnected, Source
@@ -16,7 +17,13 @@ from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context
 from mingle.protocol.observations import Diagnostics
 from mingle.protocol.search import Search
-from mingle.protocol.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS, KnownSession
+from mingle.protocol.sessions import (
+    REMEMBERED_BY_SENDER,
+    REMEMBERED_SESSIONS,
+    RETRY_SECONDS,
+    RUNNING_NOTICE_SECONDS,
+    KnownSession,
+)
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer, Seek
@@ -269,6 +276,16 @@ def test_no_session_is_joined_while_the_job_runs_elsewhere() -> None:
     assert searching.searcher.told == [("runs", running())]
     assert searching.hear(offer(OTHER, port=4001), 1.1).race is None
     assert searching.hear(offer(b"U" * 16, state="sealed", port=4002), 1.1).races_to("probe")
+
+
+@pytest.mark.parametrize(("state", "seconds"), [("running", RUNNING_NOTICE_SECONDS), ("sealed", SILENT_SECONDS)])
+def test_such_a_session_is_looked_at_in_time(state: str, seconds: float) -> None:
+    """People are told that it runs, and one that says nothing after its seal is left."""
+    searching = Searching()
+    probed(searching, state)
+    searching.search.pause()
+    searching.asked(1.0 + seconds)
+    assert searching.search.next_timer() == 1.0 + seconds
 
 
 def test_end_of_that_session_frees_the_process() -> None:
