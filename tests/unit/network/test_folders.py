@@ -54,6 +54,8 @@ class Memory:
         """How long ago everything was written; None: the storage does not tell."""
         self.hidden: set[str] = set()
         """What can't be read."""
+        self.written: list[bytes] = []
+        """All that was ever written."""
         self.ended: list[str] = []
         self.opened: list[str] = []
 
@@ -72,11 +74,16 @@ class Memory:
             raise self.error
         yield self
 
+    def kinds(self) -> set[str]:
+        """What kinds of objects lie there, while threads go on."""
+        return {each[0] for each in list(self.objects)}
+
     def write(self, name: str, data: bytes) -> None:
+        self.written.append(data)
         self.objects[name] = data
 
     def list(self) -> list[Entry]:
-        return [Entry(name, None if self.age is None else 1000.0 - self.age) for name in self.objects]
+        return [Entry(name, None if self.age is None else 1000.0 - self.age) for name in list(self.objects)]
 
     def read(self, name: str) -> bytes | None:
         return None if name in self.hidden else self.objects.get(name)
@@ -181,8 +188,7 @@ def test_what_a_turn_has_shown_is_taken_by_the_owner(processes: Callable[..., Pr
 def test_process_with_a_lower_id_is_noticed(processes: Callable[..., Process], member: bytes) -> None:
     process = processes(empty=Memory(), shared=Memory({name_of("s", member=member): b"sign"}))
     process.show(SEEK)
-    process.turn()
-    process.turn()
+    process.turn_until(lambda: process.folders.looked)
     assert process.folders.lower is (member < MEMBER)
 
 
@@ -224,7 +230,7 @@ def test_sign_of_another_kind_has_to_be_listed_itself(processes: Callable[..., P
     process.show(OFFER)
     assert not process.folders.looked
     shared.answers.set()
-    process.turn_until(lambda: [each[0] for each in shared.objects] == ["h"])
+    process.turn_until(lambda: shared.kinds() == {"h"})
     assert process.folders.looked
     process.show(structs.replace(OFFER, joined=2))
     assert process.folders.looked
@@ -238,7 +244,7 @@ def test_nothing_to_show_deletes_the_sign(processes: Callable[..., Process]) -> 
     assert threads() == 0
     process.show(SEEK)
     process.turn()
-    assert [each[0] for each in shared.objects] == ["s"]
+    assert shared.kinds() == {"s"}
     process.show(None)
     assert not process.folders.looked
     process.turn_until(lambda: not shared.objects)
@@ -432,13 +438,14 @@ def test_folder_that_is_examined_shows_a_sign_of_no_job(shared: Memory) -> None:
     shown: list[Report] = []
     with folders.examined(["dir:/shared"], "here", lambda _, report: shown.append(report)) as examined:
         until(lambda: shown)
-        (sign,) = map(datagrams.decode, shared.objects.values())
+        (data,) = set(shared.written)
+        sign = datagrams.decode(data)
         assert isinstance(sign, Seek)
         assert (sign.job, sign.kind) == (EXAMINED_JOB, "observer")
         examined.show(SEEK, datagrams.encode)
         before = len(shown)
         until(lambda: len(shown) > before + 1)
-        assert [datagrams.decode(each) for each in shared.objects.values()] == [sign]
+    assert set(shared.written) == {data}
     assert shared.objects == {}
 
 
