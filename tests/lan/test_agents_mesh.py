@@ -24,7 +24,7 @@ from tests.lan.strikes import mark
 from tests.support.levels import repeated
 
 pytestmark = pytest.mark.soak
-SEEDS = repeated(3, soak=25)
+SEEDS = repeated(2, soak=25)
 FORMED_SECONDS = 25.0
 """By when the others are in a session: the proofs of a mesh that does not hold take 8 s."""
 AGAIN_SECONDS = LEFT_OUT_SECONDS + 15.0
@@ -331,7 +331,7 @@ def test_a_node_that_stays_left_out_is_no_flood_of_messages(seed: int) -> None:
 SEEDS_PER_TEST = 20
 
 
-@pytest.mark.parametrize("batch", repeated(3, soak=100))
+@pytest.mark.parametrize("batch", repeated(2, soak=100))
 def test_random_schedules(batch: int) -> None:
     failed = []
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
