@@ -50,8 +50,8 @@ class Memory:
         self.asked = threading.Event()
         """Whether a turn has begun."""
         self.error: Exception | None = None
-        self.age: float | None = None
-        """How long ago everything was written; None: the storage does not tell."""
+        self.ages: dict[str, float] = {}
+        """How long ago these objects were written, and the others just now; empty: the storage does not tell."""
         self.hidden: set[str] = set()
         """What can't be read."""
         self.written: list[bytes] = []
@@ -83,7 +83,7 @@ class Memory:
         self.objects[name] = data
 
     def list(self) -> list[Entry]:
-        return [Entry(name, None if self.age is None else 1000.0 - self.age) for name in list(self.objects)]
+        return [Entry(name, 1000.0 - self.ages.get(name, 0.0) if self.ages else None) for name in list(self.objects)]
 
     def read(self, name: str) -> bytes | None:
         return None if name in self.hidden else self.objects.get(name)
@@ -417,11 +417,11 @@ def test_check_counts_the_other_nodes_that_have_left_an_object(shared: Memory) -
     shared.objects[name_of("s", node="c" * 16)] = datagrams.encode(SEEK)
     shared.objects[name_of("s", node=NODE)] = datagrams.encode(SEEK)
     assert examine() == Examined(None, others=2)
-    shared.age = 3.0
+    shared.ages = {name_of("h", number=1): 50.0, name_of("h", number=2): 30.0, name_of("s", node="c" * 16): 15.0}
     examined = examine()
     assert examined.others == 2
     assert examined.age is not None
-    assert 0.0 <= examined.age < 3.0, "the time of the storage is that of its newest object"
+    assert 15.0 <= examined.age < 30.0, "that of the newest"
 
 
 def test_check_names_an_object_that_this_user_may_not_read(shared: Memory) -> None:
