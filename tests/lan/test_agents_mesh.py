@@ -15,7 +15,7 @@ from mingle.protocol.member import LEFT_OUT_SECONDS
 from mingle.protocol.mesh_report import Proof
 from mingle.protocol.network_choice import Choice, NetworkChoice
 from mingle.protocol.participant import TryingPaths
-from tests.lan.agents import AgentGathering, AgentProcess
+from tests.lan.agents import TIMEOUT_SECONDS, AgentGathering, AgentProcess
 from tests.lan.meshes import AgentMeshInvariants, AgentMeshSchedule
 from tests.lan.network import Barrier
 from tests.lan.planted import search
@@ -43,6 +43,16 @@ def dials(agent: AgentProcess) -> bool:
     part = agent.agent.part if agent.core is not None else None
     member = part.joiner if isinstance(part, Elector) else None
     return member is not None and member.part is not None and isinstance(member.part.state, TryingPaths)
+
+
+def running(
+    seed: int, nodes: tuple[int, int], count: int, *, timeout: float = TIMEOUT_SECONDS
+) -> tuple[AgentGathering, list[AgentProcess]]:
+    """Return a job whose session is a mesh, and its agents, so many, which are in the session."""
+    gathering = AgentGathering(seed, nodes, mesh="on", timeout=timeout)
+    agents = gathering.everybody(count)
+    gathering.run_until_together(agents, 15.0)
+    return gathering, agents
 
 
 def start(gathering: AgentGathering, count: int) -> list[AgentProcess]:
@@ -113,9 +123,7 @@ def test_a_spare_takes_the_seat_of_a_node_that_does_not_reach_all(seed: int) -> 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_late_node_that_does_not_reach_a_member_gets_no_seat(seed: int) -> None:
-    gathering = AgentGathering(seed, (2, 3), mesh="on")
-    agents = gathering.everybody(2)
-    gathering.run_until_together(agents, 15.0)
+    gathering, agents = running(seed, (2, 3), 2)
     host = gathering.host_of(agents)
     (member,) = others(agents, host)
     gathering.world.run(3.0)
@@ -134,9 +142,7 @@ def test_a_late_node_that_does_not_reach_a_member_gets_no_seat(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_node_that_stays_left_out_fails_at_its_deadline_and_names_the_pair(seed: int) -> None:
-    gathering = AgentGathering(seed, (2, 3), mesh="on", timeout=60.0)
-    agents = gathering.everybody(2)
-    gathering.run_until_together(agents, 15.0)
+    gathering, agents = running(seed, (2, 3), 2, timeout=60.0)
     (member,) = others(agents, gathering.host_of(agents))
     late = gathering.start("late")
     gathering.split([late.machine], [member.machine])
@@ -170,9 +176,7 @@ def test_with_warn_the_session_forms_all_the_same(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_latecomer_waits_no_longer_for_a_member_that_is_lost(seed: int) -> None:
     """The member is stopped when the latecomer dials it, and then it is killed."""
-    gathering = AgentGathering(seed, (2, 4), mesh="on")
-    agents = gathering.everybody(3)
-    gathering.run_until_together(agents, 15.0)
+    gathering, agents = running(seed, (2, 4), 3)
     host = gathering.host_of(agents)
     member, rest = others(agents, host)
     late = gathering.start("late")
@@ -185,9 +189,7 @@ def test_a_latecomer_waits_no_longer_for_a_member_that_is_lost(seed: int) -> Non
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_machine_that_has_failed_costs_the_one_in_its_place_no_seat(seed: int) -> None:
     """The host still counts the failed one for 8 s, which is longer than the latecomer dials it."""
-    gathering = AgentGathering(seed, (2, 4), mesh="on")
-    agents = gathering.everybody(3)
-    gathering.run_until_together(agents, 15.0)
+    gathering, agents = running(seed, (2, 4), 3)
     gathering.world.run(3.0)
     host = gathering.host_of(agents)
     failed, member = others(agents, host)
@@ -201,9 +203,7 @@ def test_a_machine_that_has_failed_costs_the_one_in_its_place_no_seat(seed: int)
 @pytest.mark.parametrize("gap", [0.0, 5.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_latecomer_waits_for_no_other_latecomer(seed: int, gap: float) -> None:
-    gathering = AgentGathering(seed, (2, 5), mesh="on")
-    agents = gathering.everybody(3)
-    gathering.run_until_together(agents, 15.0)
+    gathering, agents = running(seed, (2, 5), 3)
     stopped = gathering.start("stopped")
     assert gathering.world.run(15.0, until=lambda: dials(stopped))
     stopped.stop()
@@ -217,9 +217,7 @@ def test_a_latecomer_waits_for_no_other_latecomer(seed: int, gap: float) -> None
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_latecomer_that_was_overtaken_by_one_that_it_does_not_reach_gets_no_seat(seed: int) -> None:
     """It was asked first, so only the other one has dialed it, in vain, before either was a member."""
-    gathering = AgentGathering(seed, (2, 4), mesh="on")
-    first = gathering.everybody(2)
-    gathering.run_until_together(first, 15.0)
+    gathering, first = running(seed, (2, 4), 2)
     gathering.world.run(3.0)
     slow = gathering.start("slow")
     assert gathering.world.run(15.0, until=lambda: dials(slow))
@@ -276,9 +274,7 @@ def test_many_latecomers_at_once_dial_each_other_once(count: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_process_in_the_place_of_a_killed_one_dials_for_its_machine(seed: int) -> None:
     """The killed one still counts: nobody has heard of its end."""
-    gathering = AgentGathering(seed, (2, 4), mesh="on")
-    agents = gathering.everybody(3)
-    gathering.run_until_together(agents, 15.0)
+    gathering, agents = running(seed, (2, 4), 3)
     host = gathering.host_of(agents)
     killed, member = others(agents, host)
     gathering.network.cut(killed.machine)

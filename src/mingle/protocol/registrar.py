@@ -784,16 +784,15 @@ class Registrar:
         The host gives way if too few would stay with it, and without it there are enough.
         """
         seats, host = self.seats, self.seats.host
-        claimants: list[Challenge] = []
         all_left_out = mesh_report.left_out(proof, host.member)
-        others = mesh_report.left_out(mesh_report.apart_from(proof, host.member), host.member)
-        if self.admission.enough(len(seats) - 1 - len(others)) and not self.admission.enough(
-            len(seats) - len(all_left_out)
-        ):
-            end = NoMesh(epoch=state.epoch)
-            self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
-            self._port.give_way(mesh_report.without(proof, host.member))
-            return
+        if not self.admission.enough(len(seats) - len(all_left_out)):
+            without_host = mesh_report.left_out(mesh_report.apart_from(proof, host.member), host.member)
+            if self.admission.enough(len(seats) - 1 - len(without_host)):
+                end = NoMesh(epoch=state.epoch)
+                self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
+                self._port.give_way(mesh_report.without(proof, host.member))
+                return
+        claimants: list[Challenge] = []
         for left_out in all_left_out:
             seat, text = seats[left_out.node.member], str(left_out)
             assert seat.conn is not None
