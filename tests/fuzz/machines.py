@@ -7,7 +7,7 @@ import itertools
 import random
 from typing import TypeAlias
 
-from mingle.protocol.effects import CloseStore, Dial, Hangup, OpenStore, PrepareStore, ProveStore, Write
+from mingle.protocol.effects import CloseStore, Dial, Hangup, Inspect, OpenStore, PrepareStore, ProveStore, Write
 from mingle.protocol.election import Elector
 from mingle.protocol.events import (
     Accepted,
@@ -16,6 +16,7 @@ from mingle.protocol.events import (
     Connected,
     Disconnected,
     Heard,
+    Inspected,
     Source,
     StoreOpened,
     StorePrepared,
@@ -188,6 +189,8 @@ class Theatre:
                     machine.handle(StoreProved(session, epoch), self._now)
                 else:
                     machine.handle(StoreUnreachable(session, epoch, "refused"), self._now)
+            case Inspect(number=number):
+                machine.handle(Inspected(number, None), self._now)
             case CloseStore():
                 assert machine.finished
 

@@ -221,13 +221,14 @@ STORIES: dict[str, Story] = {
             Line(
                 "host",
                 "confirm",
-                "open a connection to this node",
+                "open a connection to this node, and say whether your machine blocks it",
                 frames.Confirm(
                     session=SESSION,
                     epoch=1,
                     network="192.0.2.10",
                     targets=(frames.Target(member=HOST, address="192.0.2.10", port=PORT),),
-                    seconds=6.0,
+                    seconds=2.0,
+                    suspects=(frames.Target(member=HOST, address="192.0.2.10", port=PORT),),
                 ),
             ),
             Line(
@@ -246,6 +247,9 @@ STORIES: dict[str, Story] = {
                     epoch=1,
                     paths=_PATHS,
                     failures=(frames.Failure(member=HOST, how="no route", detail="No route to host (EHOSTUNREACH)"),),
+                    blocked=frames.Blocked(
+                        address="10.77.0.1", outgoing=True, chain="inet filter output", rule="tcp dport 45000 drop"
+                    ),
                 ),
             ),
             Line(

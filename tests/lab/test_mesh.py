@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -73,10 +74,15 @@ def from_host(host: Host) -> str:
 def test_a_filter_between_two_workers(lab: Lab, seed: int) -> None:
     hosts = four(lab)
     hosts[1].drop(from_host(hosts[2]))
-    (line,) = pairs_of(raised(hosts, f"pair {seed}"))
+    text = raised(hosts, f"pair {seed}")
+    (line,) = pairs_of(text)
     assert "rank 1 on host host2" in line
     assert "rank 2 on host host3" in line
     assert "do not reach each other: no answer" in line
+    found = re.search(r"likely cause: as host2 finds in its own firewall, rule `(.*)` of chain (.*) blocks TCP", text)
+    assert found is not None, text
+    assert hosts[2].address() in found[1]
+    assert f"fix: on host2: `nft insert rule {found[2]} ip saddr 10.77." in text
 
 
 @pytest.mark.soak

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(600)
 
 _SCRIPT = Path(__file__).parents[2] / "examples" / "torchrun" / "train_fsdp2.py"
 _TRAINED_SECONDS = 3 * SECONDS
-"""A worker computes for ten seconds before its first step (FSDP, checkpoints), and four of them share two cores with the
-tests beside this one."""
+"""A worker computes for ten seconds before its first step (FSDP, checkpoints), and four of them share the cores with
+the tests beside this one."""
 _ROUNDING = 0.02
 """bfloat16 rounds another split of the batch differently. A start from new weights would be off by more than 0.5."""
 _CARRIED_ON = 0.02

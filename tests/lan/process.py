@@ -23,6 +23,7 @@ from mingle.protocol.events import (
     Disconnected,
     Heard,
     HeardUnverified,
+    Inspected,
     InterfacesChanged,
     Source,
     StoreOpened,
@@ -39,6 +40,7 @@ from mingle.protocol.registrar import Open, Placed, State
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_BYTES, Datagram, List, Offer, Rejected, Seek, encode
+from mingle.wire.frames import Blocked
 from tests.lan.network import Machine, Network, Nic, Packet
 from tests.lan.processor import START_SECONDS, Processor
 from tests.lan.tcp import RESET, Connection, End
@@ -563,6 +565,8 @@ class Process:
                 self.closed_stores.append(reason)
                 if self.store_port is not None:
                     self.machine.stores.pop(self.store_port, None)
+            case effects.Inspect():
+                self._inspect(effect)
             case effects.Notice(text):
                 self.world.note(f"{self.name} says: {text}")
                 self.notices.append(text)
@@ -675,6 +679,18 @@ class Process:
 
         assert address in self.machine.addresses, "the store shall listen on an address that was never ours"
         self.world.after(self.world.rng.uniform(*self.machine.opening), functools.partial(self._event, opened))
+
+    def _inspect(self, wanted: effects.Inspect) -> None:
+        """Find out what the machine blocks: often nothing, and sometimes too late."""
+        rng = self.world.rng
+        blocked = Blocked(address=rng.choice(wanted.peers).address, chain="inet filter input", rule="tcp drop")
+        found = Inspected(wanted.number, blocked if rng.random() < 0.5 else None)
+
+        def inspected() -> None:
+            assert self.core is not None
+            self.core.handle(found, self.now)
+
+        self.world.after(rng.choice((0.05, 0.05, 1.0, 5.0)), functools.partial(self._event, inspected))
 
     def _prove_store(self, wanted: effects.ProveStore) -> None:
         address, port = wanted.address, wanted.port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from mingle.protocol.mesh_report import LeftOut, Proof
@@ -32,10 +31,8 @@ class RecordingPort:
     def no_common_network(self, matrix: str) -> None:
         self.calls.append(("no_common_network", matrix))
 
-    def prove_mesh(
-        self, epoch: int, network: str, targets: Sequence[frames.Target], seconds: float, now: float
-    ) -> None:
-        self.calls.append(("prove_mesh", epoch, network, targets, seconds))
+    def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
+        self.calls.append(("prove_mesh", epoch, proof))
 
     def target_runs(self, member: bytes, now: float) -> None:
         self.calls.append(("target_runs", member))

@@ -43,6 +43,8 @@ def _integers(info: Any) -> SearchStrategy[int]:
 def _texts(info: Any) -> SearchStrategy[str]:
     if (info.min_length, info.max_length) == _ADDRESS:
         return st.ip_addresses().map(str)
+    if info.pattern is not None:
+        return st.from_regex(info.pattern)
     limit = min(info.max_length, _LONG_TEXT) if info.max_length != MAX_JOB_ID_BYTES else MAX_JOB_ID_BYTES
     max_bytes = {MAX_SHORT_TEXT_BYTES: MAX_SHORT_TEXT_BYTES, MAX_JOB_ID_BYTES: MAX_JOB_ID_BYTES}
     texts = st.text(_TEXT, min_size=info.min_length or 0, max_size=limit)

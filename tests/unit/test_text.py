@@ -39,8 +39,9 @@ def decode(kind: type[msgspec.Struct], body: bytes) -> Any:
 
 
 def is_shown(name: str, info: Any) -> bool:
-    """Whether a field is a text for people: no address, which is checked, and nothing that is compared."""
-    return isinstance(info, msgspec.inspect.StrType) and info.min_length != 2 and name not in VERBATIM
+    """Whether a field is a text for people: no address or name, which are checked, and nothing that is compared."""
+    is_checked = isinstance(info, msgspec.inspect.StrType) and (info.min_length == 2 or info.pattern is not None)
+    return isinstance(info, msgspec.inspect.StrType) and not is_checked and name not in VERBATIM
 
 
 def poison(info: Any, value: Any, name: str = "") -> Any:

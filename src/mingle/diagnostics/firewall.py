@@ -36,6 +36,7 @@ _MATCHES: dict[str, re.Pattern[str]] = {
     "packet": re.compile(r"(?:meta )?pkttype (\S+)"),
     "interface": re.compile(r"(?:meta )?(?:iifname|iif|oifname|oif) (\{[^}]*\}|\S+)"),
     "state": re.compile(r"ct state (\S+)"),
+    "syn": re.compile(r"tcp flags (?:& \([^)]*\) == syn|syn(?: / \S+)?)(?= |$)"),
     "dice": re.compile(r"numgen random mod \d+ < \d+"),
 }
 
@@ -168,6 +169,8 @@ def _match(name: str, found: re.Match[str], packet: Packet) -> bool:
         return found[1] == ("multicast" if packet.multicast else "host")
     if name == "interface":
         return any(each.strip('"') == packet.interface for each in _elements(found[1]))
+    if name == "syn":
+        return packet.protocol == "tcp"
     if name == "state":
         return "new" in found[1].split(",")
     return True
@@ -216,11 +219,28 @@ def allow_udp(port: int, *, manager: Manager = "nft", block: Block | None = None
     }[manager]
 
 
-def allow_tcp(networks: Sequence[str], *, manager: Manager = "nft", block: Block | None = None) -> str:
-    """Return the command that allows TCP from the hosts of a job, on all ports: the system chooses them."""
-    chain = _place(block, "input")
+def allow_tcp(
+    networks: Sequence[str], *, manager: Manager = "nft", block: Block | None = None, outgoing: bool = False
+) -> str:
+    """Return the command that allows TCP from the hosts of a job, on all ports: the system chooses them.
+
+    Args:
+        networks: of the hosts; the first one is allowed.
+        manager: the program that keeps the rules.
+        block: what drops the packets, if it is known.
+        outgoing: whether TCP to these hosts is to be allowed.
+    """
+    chain = _place(block, "output" if outgoing else "input")
     network = networks[0] if networks else "SUBNET-OF-THE-JOB"
     family = "ip6" if ":" in network else "ip"
+    if outgoing:
+        version = "ipv6" if family == "ip6" else "ipv4"
+        return {
+            "ufw": f"ufw allow out proto tcp to {network}",
+            "firewalld": f"firewall-cmd --direct --add-rule {version} filter OUTPUT 0 -p tcp -d {network} -j ACCEPT",
+            "iptables": f"iptables -I OUTPUT -p tcp -d {network} -j ACCEPT",
+            "nft": f"nft insert rule {chain} {family} daddr {network} meta l4proto tcp accept",
+        }[manager]
     return {
         "ufw": f"ufw allow proto tcp from {network}",
         "firewalld": f"firewall-cmd --permanent --zone=trusted --add-source={network} && firewall-cmd --reload",

@@ -13,6 +13,7 @@ import logging
 import random
 import selectors
 import socket
+import threading
 import time
 import traceback
 from collections import Counter, deque
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mingle import forksafe
+from mingle import detached, forksafe
 from mingle.config import placement
 from mingle.config.settings import Family, Network
 from mingle.engine import progress
@@ -34,7 +35,7 @@ from mingle.network.interfaces import Interface, InterfaceMonitor, Kind, reached
 from mingle.network.local_relay import LocalRelay
 from mingle.network.peers import Peers
 from mingle.network.transport import Received, Transport
-from mingle.protocol.effects import Answer, Dial, Effect, Hangup, Multicast, Notice, Reset, Write
+from mingle.protocol.effects import Answer, Dial, Effect, Hangup, Inspect, Multicast, Notice, Reset, Write
 from mingle.protocol.events import (
     Accepted,
     Address,
@@ -45,6 +46,7 @@ from mingle.protocol.events import (
     Event,
     FoldersListed,
     Heard,
+    Inspected,
     Source,
     TimerDue,
 )
@@ -567,12 +569,27 @@ class Driver:
             case Hangup(conn) | Reset(conn):
                 self._dialed.pop(conn, None)
                 (self.connections.reset if isinstance(effect, Reset) else self.connections.hang_up)(conn)
+            case Inspect():
+                self._inspect_connections(effect)
             case Notice(text, warns):
                 self._say(logging.WARNING if warns else logging.INFO, text, None)
             case _:
                 self._perform_more(effect)
         for event in events:
             self._tcp_event(event)
+
+    def _inspect_connections(self, wanted: Inspect) -> None:
+        """Find out in a thread of its own what the firewall blocks: the program that lists its rules takes a moment."""
+
+        def inspect() -> None:
+            from mingle.network import inspection  # only a job whose mesh does not hold needs it
+
+            peers = [(peer.address, peer.port) for peer in wanted.peers]
+            blocked = inspection.blocked_connection(wanted.interface, (wanted.address, wanted.port), peers)
+            self.call(partial(self.tell, Inspected(wanted.number, blocked)))
+
+        with contextlib.suppress(RuntimeError):  # no more threads: the machine does not wait for long
+            detached.start(threading.Thread(target=inspect, name="mingle-abandoned-inspection", daemon=True))
 
     def _answer(self, source: Source, message: Datagram) -> None:
         """Answer by unicast with no more bytes than the question has: a forged source gains nothing by asking us."""

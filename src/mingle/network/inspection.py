@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -28,10 +29,11 @@ from mingle.config.placement import resolve_placement
 from mingle.config.settings import check_job_id
 from mingle.diagnostics import firewall
 from mingle.diagnostics.diagnosis import Facts, Holder
-from mingle.diagnostics.firewall import Chain, Manager
+from mingle.diagnostics.firewall import Chain, Manager, Packet
 from mingle.errors import MingleError
 from mingle.network.connections import literal
 from mingle.network.interfaces import Interface, Kind, reverse_path_drops
+from mingle.wire import frames
 
 TOOL_SECONDS = 2.0
 NAME_SECONDS = 2.0
@@ -184,6 +186,32 @@ def firewall_chains() -> list[Chain]:
     except (OSError, subprocess.TimeoutExpired):  # then its rules are unknown
         return []
     return firewall.parse(done.stdout)
+
+
+def blocked_connection(interface: str, own: tuple[str, int], peers: Iterable[tuple[str, int]]) -> frames.Blocked | None:
+    """Return what in this machine's firewall blocks TCP connections from or to one of these peers.
+
+    Args:
+        interface: on the network of the peers.
+        own: this machine's address there, and the port on which it listens.
+        peers: the same of the others.
+    """
+    chains = firewall_chains()
+    for address, port in peers:
+        incoming = Packet("tcp", own[1], own[0], interface, address)
+        outgoing = Packet("tcp", port, address, interface, own[0])
+        for packet, hook in ((incoming, "input"), (outgoing, "output")):
+            block = firewall.blocked(chains, packet, hook)
+            chain = "" if block is None else f"{block.chain.family} {block.chain.table} {block.chain.name}"
+            if block is not None and re.search(frames.CHAIN_PATTERN, chain):
+                return frames.Blocked(
+                    address=address,
+                    outgoing=hook == "output",
+                    chain=chain,
+                    rule=block.rule[: frames.MAX_RULE_CHARACTERS],
+                    manager=firewall_manager(),
+                )
+    return None
 
 
 def firewall_manager() -> Manager:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from mingle.protocol.events import Source
 from mingle.wire.datagrams import Datagram
-from mingle.wire.frames import ProcessInfo
+from mingle.wire.frames import ProcessInfo, Target
 
 
 class Multicast(Struct, frozen=True):
@@ -101,6 +101,19 @@ class CloseStore(Struct, frozen=True):
     """How it was lost."""
 
 
+class Inspect(Struct, frozen=True):
+    """Look whether this machine's firewall blocks TCP connections from or to these nodes."""
+
+    number: int
+    """The number of the answer, :class:`~mingle.protocol.events.Inspected`."""
+    interface: str
+    address: str
+    """This machine's address on their network."""
+    port: int
+    """The port of this process there."""
+    peers: tuple[Target, ...]
+
+
 class Notice(Struct, frozen=True):
     """Show a message to people."""
 
@@ -110,4 +123,4 @@ class Notice(Struct, frozen=True):
 
 
 _StoreEffect: TypeAlias = PrepareStore | OpenStore | ReachStore | ProveStore | FormedStore | CloseStore
-Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | Reset | _StoreEffect | Notice
+Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | Reset | _StoreEffect | Inspect | Notice

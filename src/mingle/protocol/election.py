@@ -51,6 +51,7 @@ from mingle.protocol.events import (
     FoldersListed,
     Heard,
     HeardUnverified,
+    Inspected,
     InterfacesChanged,
     StoreFailed,
     StoreOpened,
@@ -363,9 +364,7 @@ class Elector(SessionPolicy[KnownSession]):
         match event:
             case Heard():
                 self._heard(event, now)
-            case HeardUnverified():
-                self.acting.handle(event, now)
-            case Accepted():
+            case HeardUnverified() | Accepted() | Inspected():
                 self.acting.handle(event, now)
             case Connected(conn) | BytesReceived(conn) | Disconnected(conn):
                 if (owner := self._owner(conn)) is not None:

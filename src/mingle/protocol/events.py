@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from mingle.errors import MingleError
 from mingle.wire.datagrams import Datagram
+from mingle.wire.frames import Blocked
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -147,6 +148,14 @@ class AddressesChanged(Struct, frozen=True):
     addresses: tuple[Address, ...]
 
 
+class Inspected(Struct, frozen=True):
+    """What was to be found out about this machine's firewall is known."""
+
+    number: int
+    blocked: Blocked | None
+    """None: nothing in it blocks the nodes, or its rules can't be read."""
+
+
 class InterfacesChanged(Struct, frozen=True):
     """The interfaces or their addresses have changed: other paths can lead to other processes now."""
 
@@ -166,6 +175,7 @@ Event: TypeAlias = (
     | ConnectionEvent
     | StoreEvent
     | AddressesChanged
+    | Inspected
     | InterfacesChanged
     | TimerDue
 )

@@ -11,7 +11,6 @@ while another run of the job is sealed. Neither is believed from a datagram: bot
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -29,6 +28,7 @@ from mingle.protocol.effects import (
     Effect,
     FormedStore,
     Hangup,
+    Inspect,
     Multicast,
     Notice,
     OpenStore,
@@ -44,6 +44,7 @@ from mingle.protocol.events import (
     Event,
     Heard,
     HeardUnverified,
+    Inspected,
     Source,
     StoreFailed,
     StoreOpened,
@@ -279,6 +280,9 @@ class Host:
                 assert self._prover is not None
                 self._prover.handle(event, now)
                 self._advance(now)
+            case Inspected() if self._prover is not None:
+                self._prover.inspected(event)
+                self._advance(now)
             case BytesReceived(conn, untrusted):
                 self._received(conn, untrusted, now)
             case Disconnected(conn, reason):
@@ -412,7 +416,7 @@ class Host:
         self.registrar.advance(now, held=self.conflicts.any_alive)
         while self._prover is not None and self._prover.done:
             prover, self._prover = self._prover, None
-            self.registrar.proved(self._proved_epoch, prover.failures, now)
+            self.registrar.proved(self._proved_epoch, prover.failures, now, prover.blocked)
 
     # --- what the registrar calls ----------------------------------------------------------------------------------
 
@@ -438,20 +442,22 @@ class Host:
         """Fail: no address of this host was reached by every member."""
         self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
 
-    def prove_mesh(
-        self, epoch: int, network: str, targets: Sequence[frames.Target], seconds: float, now: float
-    ) -> None:
+    def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         """Open connections to the targets of this host."""
         self._stop_proving()
         self._proved_epoch = epoch
+        own, inspect = self._description.path(proof.network), None
+        if suspects := proof.suspects.get(self.identity.member, ()):
+            inspect = Inspect(self._context.new_id(), own.interface, own.local_address, self.endpoints.port, suspects)
         self._prover = Prover(
             self.identity.call(self.session, "mesh"),
-            targets,
-            interface=self._description.path(network).interface,
-            seconds=seconds,
+            proof.targets(self.identity.member),
+            interface=own.interface,
+            seconds=proof.seconds,
             context=self._context,
             effects=self._effects,
             ask=functools.partial(self.registrar.unanswered, self.identity.member, epoch),
+            inspect=inspect,
             now=now,
         )
 

@@ -25,7 +25,7 @@ from mingle.protocol.events import Address, Event
 from mingle.protocol.handshake import Call
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
-from mingle.wire.frames import MAX_OWN_ADDRESSES, AnyFrame, Join, Path, Place, ProcessInfo, Purpose, Seat, Target
+from mingle.wire.frames import MAX_OWN_ADDRESSES, AnyFrame, Join, Path, Place, ProcessInfo, Purpose, Seat
 
 if TYPE_CHECKING:
     from mingle.protocol.mesh_report import LeftOut, Proof
@@ -241,8 +241,8 @@ class RegistrarPort(Protocol):
     def no_common_network(self, matrix: str) -> None:
         """Fail: no address of the host was reached by every member."""
 
-    def prove_mesh(self, epoch: int, network: str, targets: Sequence[Target], seconds: float, now: float) -> None:
-        """Open connections to these targets, and call the registrar's ``proved``."""
+    def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
+        """Open connections to the host's own targets, and call the registrar's ``proved``."""
 
     def target_runs(self, member: bytes, now: float) -> None:
         """Take note that this target, about which the host has asked, runs."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from mingle.errors import MingleError
 from mingle.protocol import reports
-from mingle.protocol.effects import Effect
+from mingle.protocol.effects import Effect, Inspect
 from mingle.protocol.events import (
     Accepted,
     Address,
@@ -26,6 +26,7 @@ from mingle.protocol.events import (
     Event,
     Heard,
     HeardUnverified,
+    Inspected,
     InterfacesChanged,
     Source,
     StoreProved,
@@ -373,6 +374,9 @@ class Joiner:
                 assert self.part.prover is not None
                 self.part.prover.handle(event, now)
                 self._confirm_if_due(now)
+            case Inspected() if self.part is not None and self.part.prover is not None:
+                self.part.prover.inspected(event)
+                self._confirm_if_due(now)
             case Connected():
                 self.search.handle(event, now)
             case BytesReceived() | Disconnected():
@@ -410,6 +414,11 @@ class Joiner:
         """Begin to open connections to the targets that CONFIRM names."""
         path = None if confirm.network is None else session.path_to(confirm.network)
 
+        inspect = None
+        if path is not None and confirm.suspects:
+            number = self._context.new_id()
+            inspect = Inspect(number, path.interface, path.local_address, self.port, confirm.suspects)
+
         def ask(target: bytes, _now: float) -> None:
             session.send(frames.Unanswered(session=session.name, epoch=confirm.epoch, member=target))
 
@@ -421,6 +430,7 @@ class Joiner:
             context=self._context,
             effects=self._effects,
             ask=ask,
+            inspect=inspect,
             now=now,
         )
 

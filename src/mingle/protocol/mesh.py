@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct, field
 
-from mingle.protocol.effects import Dial, Effect, Hangup, Write
-from mingle.protocol.events import Accepted, BytesReceived, Connected, ConnectionEvent, Disconnected
+from mingle.protocol.effects import Dial, Effect, Hangup, Inspect, Write
+from mingle.protocol.events import Accepted, BytesReceived, Connected, ConnectionEvent, Disconnected, Inspected
 from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.wire import frames
@@ -51,6 +51,8 @@ NEXT_NETWORK_SECONDS = 3.0
 """The same on each further network, if the mesh does not hold on the first one."""
 AGAIN_SECONDS = 2.0
 """The same for the last try: a path that was cut for a moment must not end the job."""
+INSPECTION_SECONDS = 3.0
+"""The time in which a machine has to find out what is wrong with itself: a tool that lists its firewall can hang."""
 MAX_CALLERS = 256
 """The connections that a member accepts at a time."""
 CALLERS_SHARE = 8
@@ -131,6 +133,7 @@ class Prover:
         context: numbers connections, and remembers those that were reached.
         effects: the list to which the prover adds what is to be done.
         ask: asks the host whether the process of a target runs; the answer comes by :meth:`runs`.
+        inspect: what is to be found out about this machine meanwhile; None: nothing.
         now: the time.
     """
 
@@ -144,10 +147,18 @@ class Prover:
         context: Context,
         effects: list[Effect],
         ask: Callable[[bytes, float], None],
+        inspect: Inspect | None = None,
         now: float,
     ) -> None:
         self.failures: list[Failure] = []
         """The targets that could not be reached."""
+        self.blocked: frames.Blocked | None = None
+        """What this machine has found out about itself."""
+        self._inspection = 0 if inspect is None else inspect.number
+        """The number of what is being found out; 0: nothing."""
+        self._inspected_by = now + INSPECTION_SECONDS
+        if inspect is not None:
+            effects.append(inspect)
         self._call = call
         self._interface = interface
         self._seconds = seconds
@@ -161,8 +172,8 @@ class Prover:
 
     @property
     def done(self) -> bool:
-        """Whether every target was reached, or is in `failures`."""
-        return not (self._waiting or self._pursuits)
+        """Whether every target was reached, or is in `failures`, and this machine has been looked at."""
+        return not (self._waiting or self._pursuits or self._inspection)
 
     def owns(self, conn: int) -> bool:
         """Return whether a connection is one of this prover's."""
@@ -190,6 +201,11 @@ class Prover:
                 self._disconnected(pursuit, conn, reason, now)
         pursuit.due = self._due(pursuit)
         self._fill(now)
+
+    def inspected(self, event: Inspected) -> None:
+        """Take note of what this machine has found out about itself."""
+        if event.number == self._inspection:
+            self._inspection, self.blocked = 0, event.blocked
 
     def runs(self, member: bytes, now: float) -> None:
         """Take note that the process of a target runs, which was asked: it has a moment left to answer."""
@@ -301,6 +317,8 @@ class Prover:
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`."""
         due = min((each.due for each in self._pursuits.values()), default=float("inf"))
+        if self._inspection:
+            due = min(due, self._inspected_by)
         return due if due < float("inf") else None
 
     @staticmethod
@@ -318,12 +336,15 @@ class Prover:
         due = self.next_timer()
         if due is not None and now - due > LATE_SECONDS:
             self._postpone(now - due)
+        if now >= self._inspected_by:
+            self._inspection = 0
         for pursuit in list(self._pursuits.values()):
             self._look_after(pursuit, now)
         self._fill(now)
 
     def _postpone(self, seconds: float) -> None:
         """Handle a pause of this process, in which it has dialed nobody."""
+        self._inspected_by += seconds
         for pursuit in self._pursuits.values():
             pursuit.ends += seconds
             if pursuit.refused_until is not None:

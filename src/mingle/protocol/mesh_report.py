@@ -14,11 +14,23 @@ from typing import TypeAlias
 
 from msgspec import Struct, field, structs
 
+from mingle.diagnostics import firewall
 from mingle.errors import FREE_DESCRIPTORS, ConnectivityError, counted
 from mingle.protocol.mesh import NETWORK_SECONDS, sampled, targets_of
 from mingle.protocol.seating import place
 from mingle.protocol.seats import HostSeat, Seated
-from mingle.wire.frames import MAX_TEXT_CHARACTERS, Failure, Place, ProcessInfo, Refused, Target, Unit, Unreached
+from mingle.wire.frames import (
+    MAX_SUSPECTS,
+    MAX_TEXT_CHARACTERS,
+    Blocked,
+    Failure,
+    Place,
+    ProcessInfo,
+    Refused,
+    Target,
+    Unit,
+    Unreached,
+)
 
 Pair: TypeAlias = tuple[int, int]
 """The numbers of two nodes: the one that dials, and the one that is dialed."""
@@ -65,6 +77,10 @@ class Proof(Struct):
     others: tuple[str, ...] = ()
     """Other networks on which the mesh does not hold."""
     failures: dict[Pair, Failure] = field(default_factory=dict)
+    suspects: Mapping[bytes, tuple[Target, ...]] = field(default_factory=dict)
+    """The members that are to find out what is wrong with their machines, each with nodes that may be blocked."""
+    blocked: dict[int, Blocked] = field(default_factory=dict)
+    """What they have found out."""
     asked: dict[Pair, bool] = field(default_factory=dict)
     """The connections that go on unanswered, and whether it is known that the process at the other end runs."""
 
@@ -100,14 +116,16 @@ class Proof(Struct):
         dialed = [] if number is None else [self.nodes[each] for each in self._targets(number)]
         return tuple(Target(member=node.member, address=node.address, port=node.port) for node in dialed)
 
-    def add(self, member: bytes, failures: Iterable[Failure]) -> None:
-        """Take note of what a member could not reach."""
+    def add(self, member: bytes, failures: Iterable[Failure], blocked: Blocked | None = None) -> None:
+        """Take note of what a member could not reach, and of what it has found out about its machine."""
         numbers = self._numbers
         number = numbers.get(member)
         for failure in failures:
             target = numbers.get(failure.member)
             if number is not None and target is not None and number != target:
                 self.failures[number, target] = failure
+        if number is not None and blocked is not None:
+            self.blocked[number] = blocked
         if number is not None:
             self.asked = {pair: runs for pair, runs in self.asked.items() if pair[0] != number}
 
@@ -384,7 +402,10 @@ class _Text:
         """Return the likely cause, and a fix as a command, for the pair that stands for most."""
         kinds = [failure.how for failure in self.pairs.values()]
         kind = max(dict.fromkeys(kinds), key=kinds.count)
-        one, other = next(pair for pair, failure in self.pairs.items() if failure.how == kind)
+        pairs = [pair for pair, failure in self.pairs.items() if failure.how == kind]
+        if kind in ("refused", "no answer") and (found := self._found(pairs)):
+            return found
+        one, other = pairs[0]
         dialing, dialed = self.nodes[one], self.nodes[other]
         here, there = self.short(one), self.short(other)
         family = "ip6" if ":" in dialed.address else "ip"
@@ -422,6 +443,46 @@ class _Text:
                     "the connections",
                     f"on {there} {FREE_DESCRIPTORS}",
                 )
+
+    def _found(self, pairs: Iterable[Pair]) -> tuple[str, str] | None:
+        """Return what a machine has found out about itself, as cause and fix, if that explains one of these pairs."""
+        for number in dict.fromkeys(number for pair in pairs for number in (pair[1], pair[0])):
+            blocked = self.proof.blocked.get(number)
+            if blocked is not None:
+                where = self.short(number)
+                what = f"rule `{blocked.rule}`" if blocked.rule else "the policy"
+                direction = "to" if blocked.outgoing else "from"
+                family, table, name = blocked.chain.split()
+                fix = firewall.allow_tcp(
+                    [self.proof.subnet],
+                    manager=blocked.manager,
+                    block=firewall.Block(firewall.Chain(family, table, name), blocked.rule),
+                    outgoing=blocked.outgoing,
+                )
+                return (
+                    f"as {where} finds in its own firewall, {what} of chain {blocked.chain} blocks TCP connections "
+                    f"{direction} {blocked.address}",
+                    f"on {where}: `{fix}` (torch needs all TCP ports).",
+                )
+        return None
+
+
+def suspects(proof: Proof) -> dict[bytes, tuple[Target, ...]]:
+    """Return the members at whose nodes the most connections have failed, each with nodes at the other end."""
+    apart: dict[int, list[int]] = {}
+    for one, other in sorted(proof.failures):
+        apart.setdefault(one, []).append(other)
+        apart.setdefault(other, []).append(one)
+    most = sorted(apart, key=lambda number: (-len(apart[number]), number))[:MAX_SUSPECTS]
+    nodes = proof.nodes
+    return {
+        nodes[number].member: tuple(
+            Target(member=nodes[other].member, address=nodes[other].address, port=nodes[other].port)
+            for other in list(dict.fromkeys(apart[number]))[:MAX_SUSPECTS]
+            if nodes[other].address
+        )
+        for number in most
+    }
 
 
 def describe(proof: Proof) -> tuple[str, list[str]]:

@@ -98,6 +98,8 @@ class NetworkChoice:
         applicants = [msgspec.structs.replace(seat.applicant, paths=seat.paths) for seat in seats.values()]
         places = place(applicants, seats.size)
         proof = mesh_report.begin(network, seats.host, seats, places, seconds=seconds, last=last)
+        if last:
+            proof.suspects = mesh_report.suspects(self._broken[network])
         return proof if proof.is_needed else None
 
     def choose(self, proof: Proof | None, now: float) -> Choice:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mingle.protocol.effects import Effect, ProveStore, ReachStore
 from mingle.protocol.mesh import Prover
@@ -171,7 +171,7 @@ class Participant:
         prove_again = session.paths_stale or (isinstance(self.state, AwaitingSeal) and confirm.network is None)
         self._change(CONFIRM, TryingPaths(confirm.epoch))
         self.end()
-        if confirm.targets:
+        if confirm.targets or confirm.suspects:
             self.prover = self._begin_proof(session, confirm, now)
         session.paths_stale, session.acknowledged = False, None
         assert session.race is not None  # CONFIRM has come on its connection
@@ -184,10 +184,10 @@ class Participant:
         """Send CONFIRMED, which reports the paths that were proved. Call it only if `can_confirm`."""
         self._change("every path is tried: CONFIRMED", AwaitingSeal(self.epoch))
         self.session.confirmed = True
-        failures = () if self.prover is None else tuple(self.prover.failures)
-        confirmed = frames.Confirmed(
-            session=self.session.name, epoch=self.epoch, paths=self.session.paths, failures=failures
-        )
+        confirmed = frames.Confirmed(session=self.session.name, epoch=self.epoch, paths=self.session.paths)
+        if self.prover is not None:
+            failures = tuple(self.prover.failures)
+            confirmed = structs.replace(confirmed, failures=failures, blocked=self.prover.blocked)
         self.session.send(confirmed)
 
     def end(self) -> None:

@@ -470,15 +470,17 @@ class Registrar:
         elif seat is not None and isinstance(state, Confirming):
             seat.paths = frame.paths
             if state.proof is not None:
-                state.proof.add(seat.member, frame.failures)
+                state.proof.add(seat.member, frame.failures, frame.blocked)
             state.awaited.discard(seat.member)
             self._advance(now)
 
-    def proved(self, epoch: int, failures: Sequence[frames.Failure], now: float) -> None:
+    def proved(
+        self, epoch: int, failures: Sequence[frames.Failure], now: float, blocked: frames.Blocked | None = None
+    ) -> None:
         """Handle the end of the host's own part in the proof of the mesh."""
         state, own = self.state, self.seats.host.member
         if isinstance(state, Confirming) and state.epoch == epoch and state.proof is not None:
-            state.proof.add(own, failures)
+            state.proof.add(own, failures, blocked)
             state.awaited.discard(own)
             self._advance(now)
 
@@ -719,10 +721,11 @@ class Registrar:
                     network=proof.network,
                     targets=proof.targets(seat.member),
                     seconds=proof.seconds,
+                    suspects=proof.suspects.get(seat.member, ()),
                 )
                 self._port.send(seat.conn, confirm)
         confirming.awaited.add(seats.host.member)
-        self._port.prove_mesh(epoch, proof.network, proof.targets(seats.host.member), proof.seconds, now)
+        self._port.prove_mesh(epoch, proof, now)
 
     def _first(self) -> Seated | None:
         """Return the member that has to lead in place of this host."""

@@ -76,12 +76,18 @@ ProgramPort: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Purpose: TypeAlias = Literal["join", "probe", "conflict", "mesh"]
 # The most targets of one node, and so the greatest number of nodes of which every pair is proved.
 MAX_TARGETS = 256
+# The most nodes that a member is asked about, of those that it does not reach.
+MAX_SUSPECTS = 4
+MAX_RULE_CHARACTERS = 200
 PADDING_BYTES = 16_384
 """The padding of GREET. A path that drops large packets carries a handshake, so the proof of a pair needs more."""
 Unreached: TypeAlias = Literal[
     "refused", "no answer", "no route", "another program", "silent", "closed", "large packets", "no descriptor"
 ]
 """How a node failed to open a connection to another one."""
+# \Z, since $ lets a line feed pass: the names become part of a command that people copy.
+CHAIN_PATTERN = r"^(inet|ip|ip6) [A-Za-z0-9_.-]{1,64} [A-Za-z0-9_.-]{1,64}\Z"
+FirewallManager: TypeAlias = Literal["nft", "ufw", "firewalld", "iptables"]
 
 
 class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -322,6 +328,8 @@ class Confirm(Frame, frozen=True, kw_only=True, tag="confirm", omit_defaults=Tru
     """The member's own targets, the first to dial first; none if another process of its node has them."""
     seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
     """How long a target that does not answer is dialed."""
+    suspects: Annotated[tuple[Target, ...], Meta(max_length=MAX_SUSPECTS)] = ()
+    """Nodes that this one did not reach before, or that did not reach it: does this machine itself block them?"""
 
     def __post_init__(self) -> None:
         if self.network is not None:
@@ -339,6 +347,27 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         make_printable(self, "detail")
 
 
+class Blocked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a machine has found out about itself: its firewall blocks TCP connections from, or to, another node.
+
+    No command is in it: the host writes the fix, since the error with it is shown on all machines.
+    """
+
+    address: Address
+    """The other node."""
+    outgoing: bool = False
+    chain: Annotated[str, Meta(pattern=CHAIN_PATTERN)]
+    """Family, table and name of the chain."""
+    rule: Annotated[str, Meta(max_length=MAX_RULE_CHARACTERS)] = ""
+    """The rule; empty: the chain's policy."""
+    manager: FirewallManager = "nft"
+    """The program that keeps the rules."""
+
+    def __post_init__(self) -> None:
+        check_address(self.address)
+        make_printable(self, "rule")
+
+
 class Confirmed(Frame, frozen=True, kw_only=True, tag="confirmed", omit_defaults=True):
     """Member to host: I am, and leave only on VOID, end of file or my own deadline."""
 
@@ -347,6 +376,8 @@ class Confirmed(Frame, frozen=True, kw_only=True, tag="confirmed", omit_defaults
     paths: Paths
     failures: Annotated[tuple[Failure, ...], Meta(max_length=MAX_TARGETS)] = ()
     """The targets that the member could not reach; it has reached all others."""
+    blocked: Blocked | None = None
+    """What keeps it apart from one of the nodes that it was asked about; None: nothing that it can see."""
 
 
 class Greet(Frame, frozen=True, kw_only=True, tag="greet", omit_defaults=True):

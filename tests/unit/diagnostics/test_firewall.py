@@ -62,6 +62,9 @@ UFW = """\tchain ufw-user-input {
         (listing("meta l4proto { tcp, udp } drop"), TCP, "meta l4proto {"),
         (listing("meta l4proto udp numgen random mod 100 < 30 drop"), MULTICAST, "numgen"),
         (listing("jump ufw-user-input", "jump ufw-reject", more=UFW), TCP, "reject with icmp"),
+        (listing("tcp flags & (syn | ack) == syn drop"), TCP, "tcp flags"),
+        (listing("tcp flags syn / syn,ack drop"), TCP, "tcp flags"),
+        (listing("tcp flags & (fin | rst) == rst drop"), TCP, None),
         (listing("jump nowhere"), TCP, None),
         (listing("drop", family="ip6"), MULTICAST, None),
         (listing("drop", family="bridge"), MULTICAST, None),
@@ -100,6 +103,8 @@ def test_fix_for_a_blocking_rule() -> None:
     assert "ip6 saddr fd00::/64" in allow_tcp(["fd00::/64"])
     assert allow_tcp(["10.0.0.0/24"], manager="ufw") == "ufw allow proto tcp from 10.0.0.0/24"
     assert "SUBNET" in allow_tcp([], manager="iptables")
+    assert allow_tcp(["fd00::/64"], outgoing=True).endswith("output ip6 daddr fd00::/64 meta l4proto tcp accept")
+    assert " ipv6 " in allow_tcp(["fd00::/64"], manager="firewalld", outgoing=True)
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason="nft needs root and a network namespace of its own")

@@ -111,6 +111,15 @@ def test_routes_and_rules_of_a_namespace_of_its_own() -> None:
         "run('nft add table inet x; nft \"add chain inet x y { type filter hook input priority 0; }\"')\n"
         "assert [each.hook for each in i.firewall_chains()] == ['input']\n"
         "assert i.membership_limit() == 20\n"
+        "def found(*peers): return i.blocked_connection('near', ('10.9.9.1', 4000), [(each, 4001) for each in peers])\n"
+        "assert found('10.9.9.2', '10.9.9.3') is None\n"
+        "run('nft add rule inet x y ip saddr 10.9.9.3 tcp dport 4000 drop')\n"
+        "told = found('10.9.9.2', '10.9.9.3')\n"
+        "assert (told.address, told.outgoing, told.chain) == ('10.9.9.3', False, 'inet x y'), told\n"
+        "assert told.rule == 'ip saddr 10.9.9.3 tcp dport 4000 drop', told\n"
+        "run('nft \"add chain inet x z { type filter hook output priority 0; policy drop; }\"')\n"
+        "told = found('10.9.9.2')\n"
+        "assert (told.address, told.outgoing, told.chain, told.rule) == ('10.9.9.2', True, 'inet x z', ''), told\n"
     )
     subprocess.run(
         ["unshare", "--net", sys.executable, "-c", program],

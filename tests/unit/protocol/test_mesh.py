@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mingle.protocol import mesh
-from mingle.protocol.effects import Dial, Effect, Hangup, Write
-from mingle.protocol.events import Accepted, Address, BytesReceived, Connected, Disconnected
+from mingle.protocol.effects import Dial, Effect, Hangup, Inspect, Write
+from mingle.protocol.events import Accepted, Address, BytesReceived, Connected, Disconnected, Inspected
 from mingle.protocol.handshake import Call
 from mingle.protocol.machine import Context, Endpoints, Identity
-from mingle.protocol.mesh import Answerer, Prover, targets_of
+from mingle.protocol.mesh import INSPECTION_SECONDS, Answerer, Prover, targets_of
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.frames import Failure, ProcessInfo, Target
@@ -81,7 +81,7 @@ class Lan:
         """The targets of which it was asked whether they run, until that was answered."""
         self.prover = self.prove()
 
-    def prove(self) -> Prover:
+    def prove(self, inspect: Inspect | None = None) -> Prover:
         """Begin a proof of all targets."""
         call = Call(job="job", member=ME, session=SESSION, purpose="mesh")
         targets = [target(number) for number in range(1, len(self.listeners) + 1)]
@@ -93,6 +93,7 @@ class Lan:
             context=self.context,
             effects=self.effects,
             ask=lambda target, _now: self.asked.append(self.at(int.from_bytes(target, "big"))),
+            inspect=inspect,
             now=self.now,
         )
         return self.prover
@@ -442,6 +443,30 @@ def test_target_that_is_gone_with_its_address_is_dialed_again() -> None:
         now=lan.now,
     )
     assert not again.done
+
+
+def test_proof_waits_for_what_the_machine_finds_out_about_itself() -> None:
+    lan = Lan(1)
+    prover = lan.prove(Inspect(9, "eth0", "10.0.0.9", 4000, (target(1),)))
+    lan.settle()
+    assert not prover.done
+    prover.inspected(Inspected(8, None))  # of an earlier proof
+    assert not prover.done
+    found = frames.Blocked(address="10.0.0.1", chain="inet own c")
+    prover.inspected(Inspected(9, found))
+    assert prover.done
+    assert prover.blocked == found
+
+
+def test_proof_does_not_wait_for_a_tool_that_hangs() -> None:
+    lan = Lan(1)
+    prover = lan.prove(Inspect(9, "eth0", "10.0.0.9", 4000, (target(1),)))
+    lan.settle()
+    assert prover.next_timer() == lan.now + INSPECTION_SECONDS
+    prover.handle_timer(lan.now + INSPECTION_SECONDS)
+    assert prover.done
+    prover.inspected(Inspected(9, frames.Blocked(address="10.0.0.1", chain="inet own c")))
+    assert prover.blocked is None, "the host has been told already"
 
 
 def test_stop_hangs_up_on_all() -> None:

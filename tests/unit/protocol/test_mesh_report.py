@@ -15,7 +15,7 @@ from mingle.protocol import mesh_report
 from mingle.protocol.mesh_report import Node, Pair, Proof, begin, cause_of, describe
 from mingle.protocol.seating import place
 from mingle.protocol.seats import HostSeat, Seated, Seats
-from mingle.wire.frames import Failure, Join, Path, ProcessInfo, Unreached
+from mingle.wire.frames import Blocked, Failure, FirewallManager, Join, Path, ProcessInfo, Unreached
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 
@@ -169,6 +169,66 @@ def test_each_kind_of_failure_has_its_words_cause_and_fix(how: Unreached, words:
     assert words in text
     assert "likely cause: " in text
     assert "`" in text.partition("fix: ")[2]
+
+
+def blocked(*, outgoing: bool = False, rule: str = "tcp dport 4001 drop", manager: FirewallManager = "nft") -> Blocked:
+    return Blocked(address="10.0.0.3", outgoing=outgoing, chain="inet own c", rule=rule, manager=manager)
+
+
+@pytest.mark.parametrize("finder", [1, 3])
+@pytest.mark.parametrize(
+    ("found", "cause", "fix"),
+    [
+        (
+            blocked(),
+            "rule `tcp dport 4001 drop` of chain inet own c blocks TCP connections from 10.0.0.3",
+            "nft insert rule inet own c ip saddr 10.0.0.0/16 meta l4proto tcp accept",
+        ),
+        (
+            blocked(outgoing=True, rule=""),
+            "the policy of chain inet own c blocks TCP connections to 10.0.0.3",
+            "nft insert rule inet own c ip daddr 10.0.0.0/16 meta l4proto tcp accept",
+        ),
+        (blocked(manager="ufw"), "blocks TCP connections from", "ufw allow proto tcp from 10.0.0.0/16"),
+    ],
+)
+def test_rule_that_a_machine_finds_in_its_own_firewall_is_the_cause(
+    finder: int, found: Blocked, cause: str, fix: str
+) -> None:
+    made = proof(4, both((1, 3)))
+    made.add(member(finder), (), found)
+    said = cause_of(made)
+    assert said[0].startswith(f"as w{finder} finds in its own firewall, ")
+    assert cause in said[0]
+    assert said[1] == f"on w{finder}: `{fix}` (torch needs all TCP ports)."
+
+
+def test_rule_of_a_machine_that_all_reach_is_no_cause() -> None:
+    made = proof(4, both((1, 3)))
+    made.add(member(2), (), blocked())
+    assert "w2" not in " ".join(cause_of(made))
+
+
+def test_rule_does_not_explain_why_only_large_packets_are_lost() -> None:
+    made = proof(4, [(1, 3)], "large packets")
+    made.add(member(3), (), blocked())
+    assert "MTU" in cause_of(made)[0]
+
+
+def suspects(size: int, pairs: Iterable[Pair]) -> dict[int, list[int]]:
+    def number(name: bytes) -> int:
+        return int.from_bytes(name, "big")
+
+    found = mesh_report.suspects(proof(size, pairs))
+    return {number(one): [number(each.member) for each in others] for one, others in found.items()}
+
+
+def test_both_nodes_of_a_pair_look_at_themselves() -> None:
+    assert suspects(128, [(1, 3)]) == {1: [3], 3: [1]}
+
+
+def test_node_that_nobody_reaches_and_three_others_look_at_themselves() -> None:
+    assert suspects(128, [(n, 9) for n in range(128) if n != 9]) == {9: [0, 1, 2, 3], 0: [9], 1: [9], 2: [9]}
 
 
 def test_networks_that_fail_as_well_are_named() -> None:

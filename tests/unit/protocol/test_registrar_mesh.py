@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mingle.protocol import mesh
+from mingle.protocol import mesh, mesh_report
 from mingle.protocol.admission import Admission
 from mingle.protocol.machine import Mesh
 from mingle.protocol.registrar import Confirming, NoMesh, Open, Registrar, Sealing
@@ -85,9 +85,9 @@ def test_each_node_gets_its_own_targets_and_the_host_as_well() -> None:
         (member(2), "10.1.0.3", 4002),
         (HOST, FIRST, 4000),
     ]
-    ((_, epoch, network, targets, seconds),) = of(registrar.port.calls, "prove_mesh")
-    assert (epoch, network, seconds) == (1, FIRST, mesh.NETWORK_SECONDS)
-    assert [each.member for each in targets] == [member(1), member(2)]
+    ((_, epoch, proof),) = of(registrar.port.calls, "prove_mesh")
+    assert (epoch, proof.network, proof.seconds) == (1, FIRST, mesh.NETWORK_SECONDS)
+    assert [each.member for each in proof.targets(HOST)] == [member(1), member(2)]
 
 
 def test_session_is_sealed_only_when_the_host_has_proved_its_own_part() -> None:
@@ -113,6 +113,21 @@ def test_nothing_is_proved_with_off_or_if_no_other_node_takes_part(mode: Mesh) -
     registrar = Opened(mode, mesh_port=4000 if mode == "off" else 0)
     assert told(registrar.port.calls, 1, frames.Confirm) == [frames.Confirm(session=SESSION, epoch=1)]
     assert not of(registrar.port.calls, "prove_mesh")
+
+
+def test_nodes_of_a_broken_pair_look_at_themselves_with_the_last_proof() -> None:
+    registrar = Opened(networks=(1,))
+    registrar.confirm({1: [2]}, networks=(1,))
+    asked = [told(registrar.port.calls, number, frames.Confirm)[-1] for number in (1, 2)]
+    assert [[each.member for each in confirm.suspects] for confirm in asked] == [[member(2)], [member(1)]]
+    found = frames.Blocked(address="10.1.0.2", chain="inet own c", rule="tcp drop")
+    failed = (Failure(member=member(2), how="no answer"),)
+    first = frames.Confirmed(session=SESSION, epoch=2, paths=paths(1, (1,)), failures=failed)
+    registrar.confirmed(1, first, 2.0)
+    registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=2, paths=paths(2, (1,)), blocked=found), 2.0)
+    registrar.proved(2, (), 2.0)
+    ((_, proof),) = of(registrar.port.calls, "no_mesh")
+    assert "finds in its own firewall, rule `tcp drop`" in mesh_report.cause_of(proof)[0]
 
 
 def test_first_network_is_proved_once_more_before_the_session_ends() -> None:

@@ -306,6 +306,16 @@ def test_rejection_is_named(data: bytes, reason: str) -> None:
     assert rejected.value.reason == reason
 
 
+@pytest.mark.parametrize(
+    "chain", ["inet x y\n", "inet x y; reboot", "inet x `y`", "inet x $(y)", "bridge x y", "inet x", f"ip x {65 * 'y'}"]
+)
+def test_chain_whose_name_could_be_a_command_is_malformed(chain: str) -> None:
+    blocked = frames.Blocked(address="192.0.2.7", chain=chain)
+    frame = frames.Confirmed(session=b"s" * 16, epoch=1, paths=(), blocked=blocked)
+    with pytest.raises(Rejected, match="malformed"):
+        read_all(FrameReader(), PREFACE + frames.encode_frame(frame), MAX_FRAME_BYTES)
+
+
 @pytest.mark.parametrize("opener", [b"\x91", b"\x81", b"\x81\xa1x"])
 @pytest.mark.parametrize("start", [b"", b"\x82\xa4type\xa4ping\xa1x"])
 def test_deep_nesting_is_malformed(opener: bytes, start: bytes) -> None:
