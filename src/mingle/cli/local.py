@@ -238,7 +238,7 @@ def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any]
             **{name: record[name] for name in same},
             "interfaces": ", ".join(network.interfaces) or None,
             "interfaces_from": network.interfaces_from or None,
-            "peers": ", ".join(map(str, network.peers)) or None,
+            "peers": ", ".join((*map(str, network.peers), *network.folders)) or None,
             "secret": _HIDDEN if network.secret is not None else None,
         }
     return resolved, conflicts

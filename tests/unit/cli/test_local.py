@@ -141,12 +141,13 @@ def test_a_launcher_and_its_place_are_shown() -> None:
 
 def test_the_sections_of_env_hold_the_results_and_the_variables_behind_them() -> None:
     place = {"RANK": "1", "WORLD_SIZE": "2", "MINGLE_JOB_ID": "ada-resnet", "MASTER_ADDR": "10.0.0.5"}
-    rows = [line.split("\t") for line in command("env", "--peers", "node1", **place).stdout.splitlines()]
+    peers = "node1,dir:/shared/mingle,s3://bucket/jobs"
+    rows = [line.split("\t") for line in command("env", "--peers", peers, **place).stdout.splitlines()]
     assert list(dict.fromkeys(row[0] for row in rows)) == ["Launcher", "Job", "Network", "torch"]
     value = {(row[0], row[1]): row[2] for row in rows}
     assert value["Job", "rank"] == value["Job", "RANK"] == "1"
     assert value["Job", "job_id"] == value["Job", "MINGLE_JOB_ID"] == "ada-resnet"
-    assert value["Network", "peers"] == "node1"
+    assert value["Network", "peers"] == "node1, dir:/shared/mingle, s3://bucket/jobs"
     assert value["torch", "MASTER_ADDR"] == "10.0.0.5"
     # Every result is in the table, as in JSON.
     assert {row[1] for row in rows if row[1].islower()} == set(answer("env", **place)["resolved"])
