@@ -1,4 +1,4 @@
-"""The port of a rank of mingle-check, and what the rank does without a file descriptor."""
+"""The port of a rank of mingle-check, its connection to rank 0, and how either is lost."""
 
 from __future__ import annotations
 
@@ -13,32 +13,17 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mingle
-from mingle.check import control, session
-from mingle.check.session import Options
+from mingle.check import control
+from tests.support.evidence import HELLO
 from tests.support.loopback import until
-
-HELLO: dict[str, Any] = {
-    "rank": 1,
-    "node": 0,
-    "host": "a",
-    "pid": 4711,
-    "address": "10.0.0.2",
-    "interface": "eth0",
-    "networks": [{"interface": "eth0", "address": "10.0.0.2", "network": "10.0.0.0/24", "mtu": 1500}],
-    "gpus": 0,
-    "local_world_size": 1,
-    "port": 4567,
-    "token": "t",
-    "options": {"backend": "auto"},
-}
 
 
 @pytest.fixture
@@ -241,31 +226,6 @@ def test_a_worker_without_descriptors_tells_rank_zero() -> None:
     here.close()
 
 
-@pytest.mark.parametrize(
-    ("answer", "how"),
-    [
-        (
-            {"error": "RuntimeError: [enforce fail at socket.cc:24] rv != -1. socket: Too many open files"},
-            "descriptors",
-        ),
-        ({"result": {"fault": "no TCP connection ([Errno 24] Too many open files)"}}, "descriptors"),
-        ({"gone": "descriptors"}, "descriptors"),
-        ({"gone": "by magic"}, "ended"),
-        ({"gone": []}, "ended"),
-        ({"gone": {"a": 1}}, "ended"),
-    ],
-)
-def test_loss_of_a_rank_is_named_by_its_answer(answer: dict[str, Any], how: str) -> None:
-    here, there = multiprocessing.Pipe()
-    conductor = session.Conductor(None, None, Options(seconds=60), str)  # type: ignore[arg-type]
-    conductor._lines = {there: 1}
-    control.send(here, {"id": 1, **answer})
-    with pytest.raises(session.StopError), here:
-        conductor._ask("step", {1: {"do": "add"}})
-    assert conductor._seen.lost == {1: how}
-    there.close()
-
-
 @pytest.mark.parametrize("untrusted", [b"[" * 200_000, b"\xff", b"[1]", b""])
 def test_a_worker_that_reads_no_message_has_lost_rank_zero(untrusted: bytes) -> None:
     here, there = multiprocessing.Pipe()
@@ -274,67 +234,87 @@ def test_a_worker_that_reads_no_message_has_lost_rank_zero(untrusted: bytes) -> 
         control.Worker(there, [], 60).run(None, str)
 
 
-def job_of(rank: int, store: socket.socket) -> mingle.Job:
-    return mingle.Job(
-        job_id="j",
-        rank=rank,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=rank,
-        num_nodes=2,
-        master_addr="127.0.0.1",
-        master_port=store.getsockname()[1],
-        interface="lo",
-        address=f"127.0.0.{rank + 1}",
-        elapsed=0.0,
-    )
+@pytest.fixture
+def roster() -> Iterator[list[dict[str, Any]]]:
+    """Give three ranks on machines of their own, whose servers run in this process."""
+    with ExitStack() as servers:
+        made = [servers.enter_context(closing(control.Server(rank))) for rank in range(3)]
+        yield [
+            {"rank": rank, "node": rank, "address": "127.0.0.1", "port": server.port, "token": server.token}
+            for rank, server in enumerate(made)
+        ]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_without_descriptors_names_itself(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    """It closes its own port first, so that rank 0 is told."""
+def test_a_lost_rank_that_another_machine_reaches_is_cut_off(roster: list[dict[str, Any]]) -> None:
+    assert control.judge_loss(roster, 1, 0, "silent") == "cut"
+
+
+def test_a_lost_rank_that_no_other_machine_reaches_is_gone(roster: list[dict[str, Any]]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        roster[0]["port"] = silent.getsockname()[1]
+        assert control.judge_loss(roster, 1, 0, "silent") == "silent"
+        assert control.judge_loss(roster[:2], 1, 0, "silent") == "silent"
+    assert control.judge_loss(roster, 1, 0, "ended") == "ended"
+    assert control.judge_loss(roster[:2], 1, 0, "silent") == "cut"
+
+
+def test_another_process_at_the_address_of_a_rank_is_not_taken_for_it(roster: list[dict[str, Any]]) -> None:
+    imposter = {**roster[1], "rank": 0}
+    assert control.reaches(roster[1])
+    assert not control.reaches(imposter)
+    assert not control.reaches({**roster[1], "token": "another"})
+
+
+class _Tasks:
+    def __init__(self) -> None:
+        self.ends = threading.Event()
+
+    def hang(self) -> None:
+        self.ends.wait()
+
+    def add(self, *, one: int, other: int) -> int:
+        return one + other
+
+
+def test_a_task_that_hangs_gives_way_to_the_next() -> None:
     here, there = multiprocessing.Pipe()
-    dialed: list[str] = []
-
-    def dial(*_where: object, **_how: object) -> Any:
-        dialed.append("")
-        if len(dialed) == 1:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return there
-
-    class Store:
-        def set(self, *_pair: object) -> None: ...
-
-        def get(self, _key: str) -> str:
-            return '[4567, "t"]'
-
-    monkeypatch.setattr(session, "_connect_store", lambda _seconds: Store())
-    monkeypatch.setattr(session.Conductor, "run", str)
-    monkeypatch.setattr(control, "dial", dial)
-    with socket.create_server(("127.0.0.1", 0)) as store, contextlib.closing(control.Server(rank)) as server:
-        report = session.take_part(job_of(rank, store), server, Options(seconds=1), str)
-    assert report["lost"] == {str(rank): "descriptors"}
-    (verdict,) = report["verdicts"]
-    assert verdict["kind"] == "rank-descriptors"
-    assert server.starved.is_set()
-    if rank:
-        assert control.receive(here)["hello"]["rank"] == rank
-        assert control.receive(here) == {"gone": "descriptors"}
-    here.close()
-    there.close()
+    tasks, steps = _Tasks(), list[str]()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(control.Worker(there, [], 60).run, tasks, steps.append)
+        control.send(here, {"id": 1, "show": "first", "do": "hang", "with": {}})
+        control.send(here, {"id": 2, "show": "second", "do": "add", "with": {"one": 1, "other": 2}})
+        assert control.receive(here) == {"id": 2, "result": 3}
+        control.send(here, {"id": 3, "show": "third", "do": "add", "with": {"one": 1}})
+        assert "TypeError" in control.receive(here)["error"]
+        control.send(here, {})
+        assert control.receive(here) == {}
+        control.send(here, {"report": {"healthy": True}})
+        assert running.result(30) == {"healthy": True}
+        tasks.ends.set()
+    assert steps == ["first", "second", "third"]
 
 
-def test_rank_zero_without_descriptors_tells_the_ranks_that_it_knows() -> None:
+def test_ctrl_c_that_hits_the_start_of_a_task_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()  # as CPython's Condition does then: a RuntimeError
+
     here, there = multiprocessing.Pipe()
-    with contextlib.closing(control.Server(0)) as server:
-        server.starved.set()
-        server.controls.put((there, {**HELLO, "reached": ""}))
-        job = SimpleNamespace(world_size=3)
-        session.Conductor(job, server, Options(seconds=60), str, {**HELLO, "rank": 0}).run()  # type: ignore[arg-type]
-    while "report" not in (message := control.receive(here)):
-        pass
-    assert message["report"]["lost"] == {"0": "descriptors"}
-    assert [verdict["kind"] for verdict in message["report"]["verdicts"]] == ["rank-descriptors"]
-    here.close()
-    there.close()
+    control.send(here, {"id": 1, "show": "first", "do": "add", "with": {"one": 1, "other": 2}})
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        control.Worker(there, [], 60).run(_Tasks(), str)
+    assert control.receive(here) == {"gone": "interrupted"}
+
+
+def test_a_rank_knows_how_it_lost_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
+    for end, how in ((False, "silent"), (True, "ended")):
+        here, there = multiprocessing.Pipe()
+        if end:
+            here.close()
+        with pytest.raises(control.LostError) as lost:
+            control.Worker(there, [], 0.1).run(_Tasks(), str)
+        assert lost.value.how == how

@@ -1,0 +1,242 @@
+"""The command line of mingle-check, the further processes of a machine, and what is printed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from mingle.check import command, probes, session
+from mingle.check.session import Options
+from mingle.config.settings import Arguments
+from mingle.errors import InterfaceError
+from tests.support.bystanders import ROOT, command_environment, free_udp_port
+from tests.support.evidence import healthy, slow
+
+
+def test_a_terminal_gets_the_tables_under_their_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = healthy()
+    seen.all_reduce = [{"device": "cpu", "size": 4, "seconds": 1e-4, "algbw": 4e4, "busbw": 6e4}]
+    monkeypatch.setattr(command.output, "is_terminal", lambda: True)
+    command.show_report(session.report_of(seen, [], 0.0))
+    shown = capsys.readouterr().out
+    parts = ("bandwidth of all_reduce", "BUSBW MB/s", "links between the machines", "MB/s from", "healthy: ")
+    places = [shown.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_a_pipe_gets_the_names_and_units_of_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = healthy()
+    seen.all_reduce = [{"device": "cpu", "size": 4, "seconds": 1e-4, "algbw": 4e4, "busbw": 6e4}]
+    command.show_report(session.report_of(seen, [], 0.0))
+    lines = capsys.readouterr().out.splitlines()
+    for names, kind in (
+        ("COLLECTIVE DEVICE BYTES TIME_us ALGBW_MB/s BUSBW_MB/s", "all_reduce"),
+        ("LINK FROM TO RTT_us MB/s", "pair"),
+    ):
+        above = lines.index(names.replace(" ", "\t").replace("_", " "))
+        assert lines[above + 1].split("\t")[0] == kind
+        assert len(lines[above + 1].split("\t")) == len(names.split())
+
+
+def test_a_terminal_gets_a_matrix_in_color() -> None:
+    seen = healthy()
+    slow((3, 1))(seen)
+    seen.broken = {(0, 2): "no TCP connection"}
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
+    console.print(command.matrix(session.report_of(seen, [], 0.0)))
+    assert isinstance(console.file, io.StringIO)
+    drawn = console.file.getvalue()
+    assert "\x1b[1;31m100\x1b[0m" in drawn
+    assert drawn.count("\x1b[1;31mbroken\x1b[0m") == 2
+    assert "\x1b[32m1000\x1b[0m" in drawn
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--nnodes", "0"],
+        ["--nnodes", "2", "--max-size", "3"],
+        ["--nnodes", "2", "--max-size", "900G"],
+        ["--nnodes", "2", "--backend", "mpi"],
+        ["--nnodes", "1", "--timeout", "0.5"],
+        ["--nnodes", "1", "--timeout", "1e13"],
+        ["--nnodes", "2", "--job-id", ""],
+        ["--nnodes", "1", "--backend", "nccl"],
+    ],
+)
+def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "gpus", lambda: 0)
+    told = CliRunner().invoke(command.check, arguments, prog_name="mingle-check")
+    assert told.exit_code == 2
+    assert "mingle-discover" not in told.output
+
+
+def test_an_empty_job_id_of_the_environment_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINGLE_JOB_ID", "")
+    told = CliRunner().invoke(command.check, ["--nnodes", "1"], prog_name="mingle-check")
+    assert told.exit_code == 2
+    assert "MINGLE_JOB_ID='' is empty" in told.output
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, "mingle-check-ada"),
+        ({"USER": "eve", "LOGNAME": "eve"}, "mingle-check-ada"),
+        ({"MINGLE_RANK": "0", "MINGLE_WORLD_SIZE": "2"}, "mingle-check-ada"),
+        ({"MINGLE_JOB_ID": "mine"}, "mine"),
+    ],
+)
+def test_the_checks_of_two_users_do_not_meet(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: str
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(command, "run", lambda arguments, *_options, **_more: given.append(arguments.job_id) or 0)
+    monkeypatch.setattr("pwd.getpwuid", lambda _number: SimpleNamespace(pw_name="ada"))
+    told = CliRunner().invoke(command.check, ["--nnodes", "2"], env={"USER": None, **environ})
+    assert told.exit_code == 0
+    assert given == [expected]
+    assert ("--job-id" in told.stderr) is (not environ or "USER" in environ)
+
+
+def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_111)
+    assert command._user() == "4000111"
+
+
+@pytest.mark.parametrize("timeout", [None, "3"])
+def test_the_timeout_is_that_of_a_step_and_not_of_the_discovery(
+    monkeypatch: pytest.MonkeyPatch, timeout: str | None
+) -> None:
+    given: dict[str, Any] = {}
+
+    def run(arguments: Arguments, options: Options, **_more: Any) -> int:
+        given.update(limit=arguments.discovery_timeout, seconds=options.seconds)
+        return 0
+
+    monkeypatch.setattr(command, "run", run)
+    arguments = ["--nnodes", "2", *(["--timeout", timeout] if timeout else [])]
+    assert CliRunner().invoke(command.check, arguments).exit_code == 0
+    assert given["seconds"] == float(timeout or 20)
+    assert given["limit"] is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_processes_of_this_machine(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    further = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def run(*_given: object, **_more: object) -> int:
+        signal.raise_signal(number)
+        return 0
+
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command, "_start_further", lambda _count: [further])
+    before = signal.signal(signal.SIGTERM, command._terminate)
+    try:
+        told = CliRunner().invoke(command.check, ["--nnodes", "2"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told.exit_code == 128 + number
+    assert number.name in told.stderr
+    assert told.stdout == ""
+    assert further.returncode == -signal.SIGTERM
+
+
+def test_a_blank_rank_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As everywhere: a template sets a variable that it has no value for."""
+    given: list[int | None] = []
+
+    def run(arguments: Arguments, *_given: object, **_more: Any) -> int:
+        given.append(arguments.world_size)
+        return 0
+
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setenv("RANK", "")
+    told = CliRunner().invoke(command.check, ["--nnodes", "2"], prog_name="mingle-check")
+    assert told.exit_code == 0, told.stderr
+    assert given == [2]
+
+
+@pytest.mark.parametrize("local", ["", "1"])
+def test_an_error_on_a_machine_with_several_processes_is_one_json_object(
+    monkeypatch: pytest.MonkeyPatch, local: str
+) -> None:
+    def run(*_given: object, **_more: object) -> int:
+        raise InterfaceError("no interface")
+
+    monkeypatch.setattr(command, "run", run)
+    if local:
+        monkeypatch.setenv("_MINGLE_CHECK_LOCAL", local)
+    told = CliRunner().invoke(command.check, ["--nnodes", "2", "--json"], prog_name="mingle-check")
+    assert told.exit_code == 1
+    assert told.stderr.splitlines()[-1] == "mingle-check: no interface"
+    assert bool(told.stdout) is not bool(local)
+
+
+def last_lines(steps: list[str]) -> list[str]:
+    """Return what a terminal shows of these steps at the end."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with command.steps(console) as show:
+        for step in steps:
+            show(step)
+    assert isinstance(console.file, io.StringIO)
+    drawn = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "\n")
+    return re.findall(r"0:00:00 (.*?)\s*$", drawn, re.MULTILINE)[-2:]
+
+
+def test_a_terminal_gets_a_line_for_each_step_with_its_time() -> None:
+    steps = ["correctness: broadcast on cpu", "bandwidth: all_reduce on cpu: 4 B", "bandwidth: all_reduce on cpu: 16 B"]
+    assert last_lines(steps) == ["correctness: broadcast on cpu", "bandwidth: all_reduce on cpu: 16 B"]
+
+
+def test_a_terminal_keeps_each_warning() -> None:
+    warnings = ["warning: the ranks are on 3 machines", "warning: the options differ"]
+    assert last_lines(warnings) == warnings
+
+
+BY_HAND = [sys.executable, "-m", "mingle.check.command", "--nnodes=1", "--nproc-per-node=2"]
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [BY_HAND, [*TORCHRUN, "-m", "mingle.check.command"], [*TORCHRUN, "--no-python", "mingle-check"]],
+    ids=["by hand", "torchrun", "torchrun and the console script"],
+)
+def test_two_processes_of_one_machine_check_each_other(line: list[str]) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*line, "--max-size=1M", "--json"],
+        env={**command_environment(free_udp_port()), "PYTHONPATH": str(ROOT / "src"), "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["schema"] == 1
+    assert answer["command"] == "check"
+    assert answer["healthy"] is True
+    assert [pair["fault"] for pair in answer["pairs"]] == [None, None]
+    assert answer["all_reduce"][-1]["size"] == 1 << 20
+    # nccl-tests: of two ranks, the bus carries what the algorithm does.
+    assert all(each["busbw"] == pytest.approx(each["algbw"]) for each in answer["all_reduce"])

@@ -1,0 +1,35 @@
+"""What a rank of mingle-check finds on the path to another one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+
+from mingle.check import control, probes
+
+
+def test_a_network_on_which_a_message_stalls_is_slow_and_not_absent() -> None:
+    ends = threading.Event()
+
+    def swallow(listening: socket.socket) -> None:
+        with Connection(listening.accept()[0].detach()) as connection:
+            control.receive(connection)
+            control.send(connection, {"rank": 1})
+            ends.wait()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
+        pool.submit(swallow, listening)
+        peer = {"rank": 1, "port": listening.getsockname()[1], "token": ""}
+        assert probes.path_rate(peer, "127.0.0.1", stall=0.5) == probes.PATH_BYTES / 0.5
+        ends.set()
+        listening.close()
+        assert probes.path_rate(peer, "127.0.0.1") == 0
+
+
+def test_a_path_that_does_not_answer_shows_before_a_short_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = {"rank": 1, "address": "127.0.0.1", "port": silent.getsockname()[1], "token": ""}
+        tried = probes.Probes(None, None, [{}, there])  # type: ignore[arg-type]
+        assert tried.path(peer=1, seconds=0.2) == "a small message is not answered (timed out)"

@@ -1,0 +1,158 @@
+"""The schedule of the pairs, and what is blamed for which evidence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from mingle.check.verdicts import KINDS, Evidence, Other, judge, rounds
+from tests.support.bystanders import ROOT
+from tests.support.evidence import NAMES, healthy, slow
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_every_pair_meets_once_and_no_place_is_in_two_pairs_of_a_round(count: int) -> None:
+    schedule = list(rounds(count))
+    assert sorted(itertools.chain(*schedule)) == sorted(itertools.combinations(range(count), 2))
+    for pairs in schedule:
+        places = [place for pair in pairs for place in pair]
+        assert len(places) == len(set(places))
+    assert len(schedule) == (0 if count == 1 else count - 1 + count % 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_healthy_job_raises_no_alarm(count: int) -> None:
+    assert judge(healthy(count)) == []
+
+
+def at(place: int, count: int, direction: str) -> list[tuple[int, int]]:
+    """Return the links of a place."""
+    others = [other for other in range(count) if other != place]
+    into, out = [(other, place) for other in others], [(place, other) for other in others]
+    return {"in": into, "out": out, "both": into + out}[direction]
+
+
+def busy(rank: int, cpu: float) -> Callable[[Evidence], None]:
+    def make(seen: Evidence) -> None:
+        seen.work[rank] = (0.2, cpu)
+        # Its links look slow as well.
+        seen.rates.update(dict.fromkeys(at(rank, len(seen.places), "both"), 0.05e9))
+
+    return make
+
+
+def set_to(name: str, value: object) -> Callable[[Evidence], None]:
+    return lambda seen: setattr(seen, name, value)
+
+
+def faster_network(seen: Evidence) -> None:
+    faster = Other("10.1.0.0/24", ("eth1", "eth1"), 9e9, 1e9)
+    seen.others.update({pair: [faster] for pair in itertools.combinations(range(len(seen.places)), 2)})
+
+
+FAULTS: dict[str, tuple[Callable[[Evidence], None], list[tuple[str, tuple[str, ...]]]]] = {
+    "machine slow both ways": (slow(*at(2, 4, "both")), [("slow-machine", ("c",))]),
+    "machine slow to receive": (slow(*at(0, 4, "in")), [("slow-machine", ("a",))]),
+    "machine slow to send": (slow(*at(3, 4, "out")), [("slow-machine", ("d",))]),
+    "pair slow both ways": (slow((1, 3), (3, 1)), [("slow-pair", ("b", "d"))]),
+    "pair slow one way": (slow((3, 1)), [("slow-direction", ("d", "b"))]),
+    "pair filtered": (set_to("broken", {(1, 2): "no TCP connection"}), [("pair", ("b", "c"))]),
+    "machine filtered": (set_to("broken", {(0, 2): "no", (1, 2): "no", (2, 3): "no"}), [("machine", ("c",))]),
+    "large lost": (set_to("broken", {(0, 3): "large"}), [("mtu", ("a", "d"))]),
+    "torch's messages late": (
+        set_to("broken", {(0, 3): "torch's messages fail (not finished at its deadline)"}),
+        [("messages", ("a", "d"))],
+    ),
+    "rank killed": (set_to("lost", {1: "ended"}), [("rank-ended", ("b",))]),
+    "rank stopped": (set_to("lost", {0: "silent"}), [("rank-silent", ("a",))]),
+    "rank without descriptors": (set_to("lost", {2: "descriptors"}), [("rank-descriptors", ("c",))]),
+    "rank interrupted": (set_to("lost", {3: "interrupted"}), [("rank-interrupted", ("d",))]),
+    "rank 0 cut off": (set_to("lost", {2: "cut"}), [("pair", ("a", "c"))]),
+    "machine busy": (busy(1, 0.02), [("cpu-busy", ("b",))]),
+    "clock slow": (busy(1, 0.19), [("cpu-slow", ("b",))]),
+    "wrong network": (faster_network, [("interface", ("a", "b", "c", "d"))]),
+    "wrong result": (set_to("wrong", ["all_reduce on cpu, rank 1: 3 of 8 numbers differ"]), [("wrong-result", ())]),
+    "check's port filtered": (set_to("unreached", {2: "c"}), [("control", ("c",))]),
+    "error of the check": (set_to("defect", "KeyError: 'rank'"), [("defect", ())]),
+    "collective hangs": (set_to("failed", ["broadcast on cpu: not finished"]), [("collective", ())]),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_blamed_on_what_has_it(name: str) -> None:
+    make, expected = FAULTS[name]
+    seen = healthy()
+    make(seen)
+    found = judge(seen)
+    assert [(verdict.kind, verdict.where) for verdict in found] == expected
+    for verdict in found:
+        assert all(name in verdict.observation for name in verdict.where)
+        assert verdict.cause
+        assert verdict.fix
+
+
+def test_each_kind_of_fault_is_tried_and_is_on_the_page() -> None:
+    assert {kind for _, expected in FAULTS.values() for kind, _ in expected} == KINDS
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert [kind for kind in KINDS if f"`{kind}`" not in page] == []
+
+
+@pytest.mark.parametrize("direction", ["in", "out", "both"])
+@pytest.mark.parametrize("place", range(3))
+def test_one_slow_machine_of_three_is_named(place: int, direction: str) -> None:
+    seen = healthy(3)
+    slow(*at(place, 3, direction))(seen)
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("slow-machine", (NAMES[place],))]
+
+
+@pytest.mark.parametrize(("slowest", "expected"), [(66, []), (5, [("slow-direction", ("b", "c"))])])
+def test_rates_that_load_has_spread_are_no_fault(slowest: float, expected: list[tuple[str, tuple[str, ...]]]) -> None:
+    """These were measured on two cores with a load of 24: no link is slow but the one that is."""
+    seen = healthy()
+    spread = iter((72, 101, 109, 150, 169, 233, 248, 322, 390, 559, 911))
+    seen.rates = {pair: 1e6 * next(spread) for pair in itertools.permutations(range(4), 2) if pair != (1, 2)}
+    seen.rates[1, 2] = 1e6 * slowest
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == expected
+
+
+def test_of_two_machines_the_slow_direction_is_named() -> None:
+    seen = healthy(2)
+    slow((1, 0))(seen)
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("slow-direction", ("b", "a"))]
+
+
+def test_a_lost_rank_excuses_what_it_breaks() -> None:
+    seen = healthy()
+    seen.lost = {2: "silent"}
+    seen.broken = {(0, 2): "no answer", (1, 2): "no answer"}
+    seen.failed = ["broadcast on cpu: not finished at its deadline"]
+    assert [verdict.kind for verdict in judge(seen)] == ["rank-silent"]
+
+
+def test_a_busy_machine_excuses_the_pairs_that_it_breaks() -> None:
+    seen = healthy()
+    busy(3, 0.02)(seen)
+    seen.broken = {(0, 3): "large", (1, 3): "torch's messages fail (not finished at its deadline)"}
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("cpu-busy", ("d",))]
+
+
+@pytest.mark.parametrize("how", ["silent", "cut"])
+def test_a_busy_machine_excuses_its_silence(how: str) -> None:
+    seen = healthy()
+    busy(3, 0.02)(seen)
+    seen.lost = {3: how}
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("cpu-busy", ("d",))]
+    seen.lost = {3: "ended"}
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [
+        ("rank-ended", ("d",)),
+        ("cpu-busy", ("d",)),
+    ]
+
+
+def test_the_verdict_shows_interface_address_and_mtu_of_both_ends() -> None:
+    seen = healthy()
+    seen.broken = {(1, 2): "no TCP connection (timed out)"}
+    (verdict,) = judge(seen)
+    assert "b (eth0 10.0.0.2, MTU 1500) and c (eth0 10.0.0.3, MTU 1500)" in verdict.observation
