@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections import Counter
 from typing import Any
 
 import pytest
 
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError
 from mingle.protocol import description
-from mingle.protocol.description import SEATS_PER_FRAME
 from mingle.protocol.effects import (
     Answer,
     Dial,
@@ -20,7 +16,6 @@ from mingle.protocol.effects import (
     Hangup,
     Multicast,
     OpenStore,
-    PrepareStore,
     Write,
 )
 from mingle.protocol.events import (
@@ -38,140 +33,25 @@ from mingle.protocol.events import (
     TimerDue,
 )
 from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
-from mingle.protocol.host import MAX_HOSTS_SEEN, Host
-from mingle.protocol.machine import Context, Endpoints, Identity, roster_digest
+from mingle.protocol.host import MAX_HOSTS_SEEN
+from mingle.protocol.machine import roster_digest
 from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import LATE_ANSWERS_AT_ONCE, LATE_ANSWERS_PER_SECOND
 from mingle.protocol.registrar import (
     Acknowledging,
     Committed,
-    Confirming,
     Open,
     Registrar,
     Sealing,
     State,
 )
-from mingle.protocol.seats import Seated
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import MAX_ADDRESSES, Bye, List, Offer, Seek
-from mingle.wire.frames import MAX_FRAME_BYTES, Path, Place, ProcessInfo, encode_frame
+from mingle.wire.datagrams import Bye, List, Offer, Seek
+from mingle.wire.frames import Path
+from tests.support.lone_host import OWN, SESSION, Alone
 
-SESSION, OWN = b"S" * 16, b"H" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")
-
-
-class Alone:
-    """A host and what its callers make of what it says."""
-
-    def __init__(
-        self,
-        size: int = 2,
-        *,
-        key: JobKey | None = None,
-        addresses: int = 2,
-        advertised: tuple[str, ...] = (),
-        attempt: str = "",
-    ) -> None:
-        identity = Identity(
-            job="job",
-            attempt=attempt,
-            member=OWN,
-            rank=0,
-            world_size=size,
-            node="n0",
-            who=ProcessInfo(hostname="h0", pid=1),
-            node_rank=0,
-        )
-        self.key = key
-        self.unsent: Counter[int] = Counter()
-        own = tuple(Address(f"10.{each}.0.1", f"eth{each}", 24) for each in range(addresses))
-        self.host = Host(
-            identity,
-            SESSION,
-            Endpoints(addresses=own, advertised=advertised, port=4000),
-            Context(
-                key=key,
-                new_id=itertools.count(1000).__next__,
-                rng=random.Random(1),
-                timeout=60.0,
-                unsent=self.unsent.__getitem__,
-            ),
-            0.0,
-        )
-        self.callers: dict[int, MemberConversation] = {}
-        self.said: dict[int, list[Any]] = {}
-        self.prepared: list[str] = []
-
-    def phase(self) -> type[State]:
-        return type(self.host.registrar.state)
-
-    def done(self) -> list[Effect]:
-        """Take the effects; what was written arrives at the callers."""
-        done = self.host.effects()
-        for effect in done:
-            if isinstance(effect, Write):
-                self.said[effect.conn] += self.callers[effect.conn].receive_data(effect.data)
-            elif isinstance(effect, PrepareStore):
-                self.prepared.append(effect.address)
-        return done
-
-    def say(self, conn: int, *said: frames.AnyFrame, now: float = 1.0) -> list[Effect]:
-        for frame in said:
-            self.callers[conn].send(frame)
-        self.host.handle(BytesReceived(conn, self.callers[conn].data_to_send()), now)
-        return self.done()
-
-    def call(self, conn: int, *, purpose: Any = "join", key: JobKey | None = None, now: float = 1.0) -> None:
-        """Connect and prove itself."""
-        call = Call(
-            job="job",
-            member=conn.to_bytes(16, "big"),
-            session=SESSION,
-            purpose=purpose,
-            who=ProcessInfo(hostname=f"h{conn}", pid=conn),
-        )
-        self.callers[conn], self.said[conn] = MemberConversation(call, ("10.0.0.1", 4000), key or self.key), []
-        self.host.handle(Accepted(conn, f"10.0.0.{conn + 1}"), now)
-        self.say(conn, now=now)
-        if self.callers[conn].welcome is not None:
-            self.say(conn, now=now)
-
-    def join(self, conn: int, rank: int, *, now: float = 1.0) -> None:
-        self.call(conn, now=now)
-        paths = (Path(host_address="10.0.0.1", local_address=f"10.0.0.{conn + 1}", interface="eth0"),)
-        self.say(
-            conn,
-            frames.Join(world_size=self.host.identity.world_size, rank=rank, node=f"n{rank}", paths=paths),
-            now=now,
-        )
-
-    def confirm(self, conn: int, paths: tuple[Path, ...] | None = None) -> list[Effect]:
-        way = (Path(host_address="10.0.0.1", local_address=f"10.0.0.{conn + 1}", interface="eth0"),)
-        epoch = self.host.registrar.state.epoch
-        return self.say(conn, frames.Confirmed(session=SESSION, epoch=epoch, paths=way if paths is None else paths))
-
-    def running(self, now: float) -> frames.Running:
-        """What a caller that only asks is told."""
-        conn = len(self.callers) + 100
-        self.call(conn, purpose="probe", now=now)
-        (running,) = [frame for frame in self.said[conn] if isinstance(frame, frames.Running)]
-        return running
-
-    def come_to(self, phase: type[State]) -> None:
-        """A job of two that has come so far."""
-        for step in (
-            lambda: self.join(1, 1),
-            lambda: self.confirm(1),
-            lambda: self.host.handle(StoreOpened(1, 5000, "token"), 2.0),
-            lambda: self.say(1, frames.Ack(session=SESSION, epoch=1), now=3.0),
-        ):
-            if self.phase() is not phase:
-                step()
-
-    def form(self) -> None:
-        """A job of two that runs."""
-        self.come_to(Committed)
 
 
 def test_the_way_to_its_outcome() -> None:
@@ -365,6 +245,8 @@ def test_closed_host_says_good_bye_once() -> None:
 # --- its interfaces change ------------------------------------------------------------------------------------------
 
 NEW = Address("10.2.0.1", "eth2", 24)
+
+
 TUNNEL = Address("10.9.0.1", "wg0", 24, last_resort=True)
 
 
@@ -427,32 +309,6 @@ def test_host_takes_addresses_of_its_sealed_time_when_it_opens_again() -> None:
     assert [path.host_address for path in alone.host.registrar.seats.host.applicant.paths] == ["10.2.0.1"]
 
 
-# --- how it describes itself ----------------------------------------------------------------------------------------
-
-
-def test_advertised_addresses_are_named_first_and_lead_to_the_first_own_one() -> None:
-    alone = Alone(advertised=("203.0.113.9",))
-    assert alone.host.offer().addresses == ("203.0.113.9", "10.0.0.1", "10.1.0.1")
-    seat = alone.host.registrar.seats.host
-    assert [(path.host_address, path.local_address, path.interface) for path in seat.applicant.paths] == [
-        ("10.0.0.1", "10.0.0.1", "eth0"),
-        ("10.1.0.1", "10.1.0.1", "eth1"),
-        ("203.0.113.9", "10.0.0.1", "eth0"),
-    ]
-    assert seat.prefix_lengths == {"203.0.113.9": 0, "10.0.0.1": 24, "10.1.0.1": 24}
-    assert seat.applicant.who == ProcessInfo(hostname="h0", pid=1, address="10.0.0.1", rank=0)
-
-
-def test_an_address_that_is_advertised_and_its_own_keeps_its_subnet() -> None:
-    assert Alone(advertised=("10.1.0.1",)).host.registrar.seats.host.prefix_lengths["10.1.0.1"] == 24
-
-
-def test_an_offer_holds_no_more_addresses_than_fit() -> None:
-    alone = Alone(addresses=2 * MAX_ADDRESSES, advertised=("203.0.113.9",))
-    assert len(alone.host.offer().addresses) == MAX_ADDRESSES
-    assert alone.host.offer().addresses[0] == "203.0.113.9"
-
-
 def test_its_store_listens_on_its_own_address_for_an_advertised_one() -> None:
     alone = Alone(addresses=1, advertised=("203.0.113.9",))
     alone.call(1)
@@ -469,54 +325,17 @@ def test_its_store_listens_on_its_own_address_for_an_advertised_one() -> None:
     assert outcome.roster_digest == sealed.roster_digest == roster_digest(alone.host.registrar.roster())
 
 
-@pytest.mark.parametrize(
-    ("phase", "offered", "told", "seconds", "port"),
-    [
-        (Open, "open", "open", 30.0, 0),
-        (Confirming, "open", "open", 30.0, 0),
-        (Sealing, "sealed", "sealed", 29.0, 0),
-        (Acknowledging, "sealed", "sealed", 29.0, 5000),
-        (Committed, "sealed", "running", 29.0, 5000),
-    ],
-)
-def test_the_state_is_told_by_phase(phase: type[State], offered: str, told: str, seconds: float, port: int) -> None:
-    alone = Alone()
-    alone.come_to(phase)
-    assert alone.host.offer().state == offered
-    running = alone.running(30.0)
-    assert (running.state, running.seconds, running.store_port) == (told, seconds, port)
-    assert running.store_address == ("10.0.0.1" if port else None)
-    assert running.joined == ((0,) if phase is Open else (0, 1))
-
-
 def test_good_bye_names_the_job_and_the_attempt() -> None:
     alone = Alone(attempt="2")
     alone.host.close("done")
     assert Multicast(Bye(job="job", attempt="2", session=SESSION)) in alone.done()
 
 
-def test_a_large_roster_comes_in_parts_that_fit() -> None:
-    alone = Alone()
-    registrar = alone.host.registrar
-    for rank in range(1, 2 * SEATS_PER_FRAME + 1):
-        name, who = rank.to_bytes(16, "big"), ProcessInfo(hostname="ü" * 126, pid=2**31, address="10.0.255.255")
-        registrar.seats[name] = Seated(name, rank, frames.Join(world_size=2, rank=rank, node=f"n{rank}", who=who))
-    assert list(alone.host._description.roster(registrar)) == [], "there is none before the seal"
-    places = {
-        name: Place(rank=rank, world_size=2, local_rank=0, local_world_size=1, node_rank=rank, num_nodes=2)
-        for rank, name in enumerate(registrar.seats)
-    }
-    registrar.state = Sealing(epoch=1, places=places, store_address="10.0.0.1", since=1.0)
-    parts = [part for part in alone.host._description.roster(registrar) if isinstance(part, frames.Roster)]
-    assert [part.first for part in parts] == [0, SEATS_PER_FRAME, 2 * SEATS_PER_FRAME]
-    assert {part.total for part in parts} == {len(registrar.seats)}
-    assert [seat for part in parts for seat in part.seats] == registrar.roster()
-    assert max(len(encode_frame(part)) for part in parts) <= MAX_FRAME_BYTES
-
-
 # --- datagrams ------------------------------------------------------------------------------------------------------
 
 OTHER = b"T" * 16
+
+
 BY_UNICAST = Source(interface="eth0", address="10.0.0.9", multicast=False)
 
 

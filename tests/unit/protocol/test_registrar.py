@@ -217,9 +217,6 @@ def test_words_of_another_phase_or_connection_change_nothing() -> None:
     ("applicant", "reason"),
     [
         (join(1, size=4), "world size"),
-        (join(None), "ranks mixed"),
-        (join(3), "rank out of range"),
-        (join(1, kind="agents"), "kind"),
         (join(0), "rank taken"),
     ],
 )
