@@ -21,6 +21,7 @@ tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tom
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "mingle"
+UNIT = ROOT / "tests" / "unit"
 
 # The contract: these names are what users write, so taking one away breaks them.
 CONTRACT = {
@@ -118,6 +119,50 @@ def test_module_says_what_it_is_for(path: Path) -> None:
     assert path.stem not in {"utils", "util", "helpers", "common", "misc"}
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree), "a module opens with what it is for"
+
+
+# The modules without a file of tests of their own, and why.
+UNTESTED_ALONE = {
+    "mingle": "its names are tested here, and each where it is defined",
+    "mingle.__main__": "one call of mingle.cli: tests/unit/test_main.py",
+    "mingle._version": "one constant: test_the_version_is_written_once",
+    "mingle.cli": "the command as a whole: tests/unit/cli/test_main.py",
+    "mingle.diagnostics": "the record of a finding, with the two modules that make findings",
+    "mingle.protocol.effects": "records without a rule; the machines that make them are tested",
+    "mingle.protocol.events": "records without a rule; the machines that handle them are tested",
+    "mingle.run.addresses": "tests/unit/run/test_command.py",
+    "mingle.run.placeholders": "tests/unit/run/test_command.py",
+    "mingle.run.port": "tests/unit/run/test_command.py",
+    "mingle.run.program": "tests/unit/run/test_command.py",
+    "mingle.run.session": "tests/unit/run/test_command.py",
+}
+# The files of tests that no module has given its name, and what they test.
+TESTS_OF_MORE = {
+    "cli/test_main.py": "mingle.cli itself",
+    "test_main.py": "mingle.__main__",
+    "test_project.py": "the project",
+    "wire/test_number_ranges.py": "all messages of the room",
+}
+
+
+def test_each_module_has_a_file_of_tests_where_its_reader_looks() -> None:
+    def is_bare(path: Path) -> bool:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        return all(isinstance(each, ast.Expr) for each in body)  # a docstring
+
+    wanted = {module: path.relative_to(PACKAGE) for module, path in MODULES.items() if not is_bare(path)}
+    missing = {module for module, path in wanted.items() if not (UNIT / path.parent / f"test_{path.name}").exists()}
+    assert missing == set(UNTESTED_ALONE), "write tests/unit/ROOM/test_MODULE.py, or state here why there is none"
+
+
+def test_each_file_of_unit_tests_bears_the_name_of_a_module() -> None:
+    def is_named(path: Path) -> bool:
+        words = path.stem.removeprefix("test_").split("_")
+        names = ("_".join(words[:count]) for count in range(1, len(words) + 1))
+        return any((PACKAGE / path.parent / f"{name}.py").exists() for name in names)
+
+    files = [path.relative_to(UNIT) for path in UNIT.rglob("test_*.py")]
+    assert {str(path) for path in files if not is_named(path)} == set(TESTS_OF_MORE)
 
 
 def project() -> dict[str, object]:
