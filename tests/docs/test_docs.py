@@ -44,6 +44,7 @@ COMPATIBILITY = ROOT / "docs" / "compatibility.md"
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
 SETTINGS = ROOT / "docs" / "settings.md"
+TESTS = ROOT / "tests" / "README.md"
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 # Its programs need the frameworks, so tests/frameworks runs them.
 FRAMEWORKS = ROOT / "docs" / "frameworks.md"
@@ -459,6 +460,16 @@ def test_the_files_that_are_named_exist() -> None:
         name for path in PAGES for name in re.findall(r"`((?:tests|examples|benchmarks|docs)/[\w./-]*)`", read(path))
     }
     assert {name for name in named_ones if not (ROOT / name).exists()} == set()
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    files = [path for path in (ROOT / "tests").rglob("*.py") if "__pycache__" not in path.parts]
+    existing = {path.name for path in files}
+    existing |= {name for path in files for name in re.findall(r"^def (test_\w+)", read(path), re.MULTILINE)}
+    text = read(TESTS) + "".join(read(path) for path in PAGES)
+    named_ones = set(re.findall(r"`(?:\w+/)*(test_\w+(?:\.py)?)`", text)) | set(re.findall(r"`(\w+\.py)`", read(TESTS)))
+    assert {"zygote.py", "test_pacing.py"} <= named_ones
+    assert named_ones - existing == set()
 
 
 def test_the_modules_that_are_named_exist() -> None:

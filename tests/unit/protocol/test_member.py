@@ -1,7 +1,8 @@
-"""Single steps of a member, the end of its session, and other hosts that it hears of.
+"""Single steps of a member: a frame or a lost connection is handed to it, and its next state is looked at.
 
-Its search, its part in the commit, and its place after GO have files of their own. In test_member_joining.py a host is
-scripted.
+They concern refusals, the loss of the host, and other hosts that the member hears of. A host that answers is in
+test_member_with_host.py. The member's search, its part in the commit and its place after GO are modules of their own:
+test_search.py, test_participant.py and test_membership.py.
 """
 
 from __future__ import annotations

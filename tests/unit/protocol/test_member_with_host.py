@@ -1,4 +1,7 @@
-"""A member alone with a scripted host. Whole jobs run in tests/lan."""
+"""A whole member, and a scripted host with which it speaks in bytes: from its first SEEK to the end after GO.
+
+The steps that need no answer of a host are in test_member.py. Whole jobs run in tests/lan.
+"""
 
 from __future__ import annotations
 
