@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
@@ -28,6 +29,7 @@ from mingle import cli as discover
 from mingle.check import command as check_command
 from mingle.cli.output import SCHEMA
 from mingle.config import settings
+from mingle.config.settings import Arguments
 from mingle.engine.progress import line
 from mingle.protocol.observations import Snapshot
 from mingle.run import command as run_command
@@ -273,18 +275,35 @@ def test_every_setting_that_is_named_exists() -> None:
     assert named_ones - set(settings.VARIABLES) <= {"MINGLE_SOAK", "MINGLE_LAB_REQUIRED", "MINGLE_JOBID"}
 
 
+# Their defaults are no values: the launcher, the machine or the other machines decide.
+DECIDED_ELSEWHERE = {
+    *("MINGLE_JOB_ID", "MINGLE_RANK", "MINGLE_WORLD_SIZE", "MINGLE_NODE_RANK"),
+    *("MINGLE_INTERFACE", "MINGLE_MASTER_PORT"),
+}
+FIELDS = {"MINGLE_TIMEOUT": "discovery_timeout", "MINGLE_SECRET_FILE": "secret"}
+
+
 def test_defaults_are_those_of_the_source() -> None:
-    text = read(SETTINGS)
-    for name, default in (
-        ("MINGLE_PORT", settings.DEFAULT_PORT),
-        ("MINGLE_TIMEOUT", settings.DEFAULT_DISCOVERY_TIMEOUT),
-        ("MINGLE_TTL", settings.Network().ttl),
-        ("MINGLE_FAMILY", settings.Network().family),
-        ("MINGLE_PROGRESS", settings.Network().progress),
-    ):
-        (shown,) = re.findall(rf"^\| `{name}` \|.*\| `?([^|`]+)`? \|$", text, re.MULTILINE)
-        expected = f"{default:g}" if isinstance(default, float) else str(default)
-        assert shown.strip() == expected, name
+    shown = dict(re.findall(r"^\| `(MINGLE_\w+)` \|.*\| ([^|]+) \|$", read(SETTINGS), re.MULTILINE))
+    assert shown.keys() == settings.VARIABLES.keys()
+    made = settings.resolve({}, Arguments(job_id="resnet", rank=0, world_size=2))
+
+    def default(name: str) -> str:
+        value = getattr(made, FIELDS.get(name, name.removeprefix("MINGLE_").lower()))
+        return "none" if value in (None, ()) else f"{value:g}" if isinstance(value, float) else str(value)
+
+    expected = {name: default(name) for name in settings.VARIABLES.keys() - DECIDED_ELSEWHERE}
+    expected["MINGLE_MESH"] += f"; with `mingle-run` {run_command.MESH}"
+    assert {name: text for name, text in shown.items() if name not in DECIDED_ELSEWHERE} == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "mesh"), [(check_command.check, settings.DEFAULT_MESH), (run_command.run, run_command.MESH)]
+)
+def test_the_help_of_a_command_has_the_default_of_its_mesh(command: click.Command, mesh: str) -> None:
+    (option,) = (each for each in command.params if each.name == "mesh")
+    assert isinstance(option, click.Option)
+    assert (option.help or "").endswith(f"Default: MINGLE_MESH, else {mesh}.")
 
 
 def test_the_progress_line_is_that_of_the_source() -> None:

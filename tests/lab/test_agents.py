@@ -27,6 +27,7 @@ def agent(job_id: str, minimum: int, maximum: int) -> str:
         placement=Placement(rank=None, world_size=maximum),
         discovery_timeout=90.0,
         progress="off",
+        mesh="off",
     )
     gathering = Gathering(settings, Policy(nodes=Nodes(minimum=minimum, maximum=maximum), last_call=3.0))
     try:

@@ -44,6 +44,7 @@ def wait_in_vain(job_id: str, rank: int | None, world_size: int, door: str, term
             placement=Placement(rank=None, world_size=world_size),
             discovery_timeout=WAIT_SECONDS,
             secret=secret,
+            mesh="off",
         )
         gathering = Gathering(settings, policy)
         try:

@@ -36,7 +36,14 @@ def settings_of(job_id: str, rank: int, world_size: int, port: int, *, timeout: 
         placement=Placement(rank=rank, world_size=world_size, **told),
         discovery_timeout=timeout,
         port=port,
-        **{"interfaces": ("lo",), "interfaces_from": "MINGLE_INTERFACE", "family": "4", "progress": "off", **more},
+        **{
+            "interfaces": ("lo",),
+            "interfaces_from": "MINGLE_INTERFACE",
+            "family": "4",
+            "progress": "off",
+            "mesh": "off",
+            **more,
+        },
     )
 
 

@@ -54,7 +54,8 @@ VARIABLES: dict[str, str] = {
     "MINGLE_FAMILY": "auto, 4 or 6: the IP versions to use (default auto)",
     "MINGLE_ADVERTISE": "the address to announce where network address translation hides this host's own",
     "MINGLE_MASTER_PORT": "TCP port of rank 0's store (default: any free one)",
-    "MINGLE_MESH": "on, warn or off: whether a job needs TCP connections between all its nodes (default on)",
+    "MINGLE_MESH": "on, warn or off: whether a job needs TCP connections between all its nodes "
+    f"(default {DEFAULT_MESH})",
     "MINGLE_PROGRESS": "auto or off: the progress line while waiting (default auto)",
 }
 """Each environment variable that mingle reads for itself, with its meaning."""
@@ -178,7 +179,7 @@ class Settings(Network, frozen=True, kw_only=True):
     master_port: int | None = None
     master_addr: str | None = None
     beside_torchrun: bool = False
-    mesh: Mesh = "off"
+    mesh: Mesh
 
 
 def resolve(environ: Mapping[str, str], arguments: Arguments) -> Settings:

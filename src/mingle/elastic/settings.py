@@ -29,7 +29,8 @@ OWN_KEYS = {
     "family": "auto, 4 or 6: the IP versions to use (default auto)",
     "node_rank": "the rank that this node asks for (default: PET_NODE_RANK or the launcher's, else host names decide)",
     "discovery_timeout": f"seconds to wait for the other nodes (default {settings.DEFAULT_DISCOVERY_TIMEOUT:g})",
-    "mesh": "on: a node that can't reach all others gets no place; warn: only a warning; off (default on)",
+    "mesh": "on: a node that can't reach all others gets no place; warn: only a warning; off "
+    f"(default {settings.DEFAULT_MESH})",
     ALLOW_MINORITY: "1: MIN nodes can begin and continue alone; two parts can then both run (default 0)",
 }
 """Each key of ``--rdzv-conf`` that is mingle's, with its meaning."""
@@ -118,7 +119,7 @@ def resolve(
             job_id=settings.check_job_id(run_id, "--rdzv-id"),
             placement=with_node_rank(Placement(rank=None, world_size=maximum), asked),
             master_port=settings.resolve_store_port(environ, arguments),
-            mesh=settings.resolve_mesh(environ, arguments, default="on"),
+            mesh=settings.resolve_mesh(environ, arguments),
         ),
         policy=Policy(
             nodes=Nodes(minimum=minimum, maximum=maximum),

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mingle.config.settings import Settings
+    from mingle.config.settings import Mesh, Settings
     from mingle.config.values import Peer
     from mingle.protocol.machine import Formation
     from mingle.run.session import NodeSession
 
 NAME = "mingle-run"
+MESH: Mesh = "warn"
+"""The default of ``--mesh``: most programs need no connections between all machines."""
 SAY_SECONDS = 2.0
 """How long node 0 waits for the commands of the others in silence, once its own has ended."""
 OWN_ADDRESS = ("VLLM_HOST_IP", "SGLANG_HOST_IP", "HOST_IP")
@@ -60,7 +62,7 @@ logger = logging.getLogger("mingle")
     metavar="PORT",
     help="MASTER_PORT. Default: MINGLE_MASTER_PORT, else a port that is free on node 0.",
 )
-@mesh_option("warn")
+@mesh_option(MESH)
 @shared_options(timeout="Time limit for finding the others. Default: MINGLE_TIMEOUT, else 300.", answers=False)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
 def run(
@@ -164,7 +166,7 @@ def _settings(
         job_id=chosen,
         placement=placement.with_node_rank(Placement(rank=None, world_size=nnodes), asked),
         master_port=fixed,
-        mesh=settings.resolve_mesh(os.environ, arguments, default="warn"),
+        mesh=settings.resolve_mesh(os.environ, arguments, default=MESH),
     )
 
 

@@ -50,6 +50,7 @@ class Job:
             interfaces=("lo",),
             family="4",
             progress="off",
+            mesh="off",
         )
         policy = Policy(nodes=Nodes(minimum=minimum, maximum=maximum), last_call=0.5)
         self.agents.append(Gathering(settings, policy))

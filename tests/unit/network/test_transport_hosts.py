@@ -250,6 +250,7 @@ def a_fixed_port_where_an_interface_has_only_a_link_local_address() -> None:
         port=29499,
         master_port=29500,
         progress="off",
+        mesh="off",
     )
     with no_descriptor_leaks(), inside("a"):
         opened(Discovery(settings)).close("the test is over")
