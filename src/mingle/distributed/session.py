@@ -153,7 +153,7 @@ class LoneSession(Session):
 class RunningSession(Session):
     """A job that has formed. Its loop runs in a thread, answers others and watches the process group.
 
-    ``host_lost``: the error if rank 0 is gone for good and there is no process group yet.
+    ``host_lost_error``: the error if rank 0 is gone for good and there is no process group yet.
     """
 
     def __init__(self, discovery: Discovery, formation: Formation) -> None:
@@ -166,7 +166,7 @@ class RunningSession(Session):
         """The process group that stood; a weak reference, as in `process_group.own`."""
         self._await_until: float | None = None
         """By when the end of rank 0 has to go on; None before it."""
-        self.host_lost: MingleError | None = None
+        self.host_lost_error: MingleError | None = None
         self._watch_quickly_until = time.monotonic() + WATCH_QUICKLY_SECONDS
         discovery.watch = self._watch
 
@@ -179,7 +179,7 @@ class RunningSession(Session):
             return False
         if self._group_stood:  # and no other one that was made since
             return process_group.stands() and process_group.current() is self._group()
-        return self._host_lost is None
+        return self._no_group_error is None
 
     def entry(self, seconds: float) -> Entry | None:
         """Return the store for a process group, once; None if no process group was requested.
@@ -211,17 +211,17 @@ class RunningSession(Session):
     def _await_store(self, client: store.StoreClient, seconds: float) -> None:
         try:
             store.await_server(
-                client.address, client.port, seconds=seconds, given_up=lambda: self._host_lost is not None
+                client.address, client.port, seconds=seconds, given_up=lambda: self._no_group_error is not None
             )
         except AbandonedError:
-            lost = self._host_lost
+            lost = self._no_group_error
             assert lost is not None
             raise lost.copied() from lost.__cause__
 
     @property
-    def _host_lost(self) -> MingleError | None:
-        """The reason why no process group can be made any more; else None."""
-        return self._discovery.failure or self.host_lost
+    def _no_group_error(self) -> MingleError | None:
+        """The error that says why no process group can be made any more; None while one can."""
+        return self._discovery.failure or self.host_lost_error
 
     def loss(self) -> MingleError | None:
         """Return the error that rank 0 is lost or that the loop has failed; None if neither is so.
@@ -234,10 +234,10 @@ class RunningSession(Session):
 
             now = time.monotonic()
             noticed, returned = now + LOSS_NOTICED_SECONDS, now + RETURN_SECONDS + LOSS_NOTICED_SECONDS
-            while self._host_lost is None and now < (noticed if self._is_connected else returned):
+            while self._no_group_error is None and now < (noticed if self._is_connected else returned):
                 time.sleep(WATCH_QUICK_SECONDS)
                 now = time.monotonic()
-        return None if self._host_lost is None else self._host_lost.copied()
+        return None if self._no_group_error is None else self._no_group_error.copied()
 
     def _watch(self) -> float:
         """Check, in the loop, whether the process group has come or gone: torch has no hook for either."""
@@ -247,7 +247,7 @@ class RunningSession(Session):
         elif self._group_stood and not stands and not self._group_ended:
             self._group_ended = True
             self._discovery.say_good_bye("its process group was destroyed")
-        elif not stands and self.host_lost is None:
+        elif not stands and self.host_lost_error is None:
             self._look_after_host()
         if self._group_stood:
             return WATCH_STANDING_SECONDS
@@ -269,13 +269,13 @@ class RunningSession(Session):
         Our entry points raise. Code that called torch directly gets only this log line.
         """
         membership = self._discovery.membership
-        if membership is not None and (host_lost := membership.host_lost) is not None:
-            self.host_lost = host_lost
+        if membership is not None and (error := membership.host_lost_error) is not None:
+            self.host_lost_error = error
             if membership.close_reason:
                 # A job without a process group may have done its work.
-                logger.info("%s", host_lost.observation)
+                logger.info("%s", error.observation)
             else:
-                self._discovery.say(host_lost.observation)
+                self._discovery.say(error.observation)
 
     def group_stands(self) -> None:
         """Take note that the process group has taken the store over; on the store's rank, wait until that is done.

@@ -20,7 +20,9 @@ from mingle.protocol.states import Transitions, transition
 from mingle.wire import frames
 
 RETURN_SECONDS = 5.0
-"""The time for which a member that lost its connection tries the same session, and a registrar waits for it."""
+"""The time for which a member whose connection broke calls that session only: before GO if it has sent CONFIRMED
+(:class:`~mingle.protocol.member.Returning`), and after GO (:class:`Reconnecting`). After GO the registrar waits as long
+for it; before GO it frees the seat at once."""
 READY_HEARD_SECONDS = 15.0
 """The time after READY in which a loss of the connection can have lost READY as well. TCP ends a connection within 10 s
 if what was sent on it is not acknowledged."""
@@ -170,10 +172,10 @@ class Membership:
         return self.state.session if isinstance(self.state, Reconnecting) else None
 
     @property
-    def host_lost(self) -> MingleError | None:
+    def host_lost_error(self) -> MingleError | None:
         """The error of a member whose host is gone before READY: its store no longer answers."""
         lost = self.loss and not self._ready and self.host_gone
-        return reports.host_lost(self._identity, self.loss) if lost else None
+        return reports.host_lost_error(self._identity, self.loss) if lost else None
 
     def send(self, frame: frames.AnyFrame) -> None:
         """Send a frame to the host, if this member is connected to it."""

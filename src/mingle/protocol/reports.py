@@ -585,7 +585,7 @@ def member_lost(identity: Identity, who: ProcessInfo, how: str) -> str:
     return f"job {identity.job!r}: {who} was lost before its process group existed ({how})"
 
 
-def host_lost(identity: Identity, loss: str) -> MingleError:
+def host_lost_error(identity: Identity, loss: str) -> MingleError:
     """Return the error of a member whose host is gone after GO and before the process group existed."""
     return MingleError.explain(
         f"job {identity.job!r}: rank 0 was lost after the job had formed and before its process group existed "

@@ -121,7 +121,7 @@ class NodeSession(Discovery):
             self._roster = list(machine.roster.seats)
         if membership.close_reason:
             self.trouble = _failed_elsewhere(membership.close_reason)
-        elif membership.host_lost is not None:
+        elif membership.host_lost_error is not None:
             self.trouble = _failed_elsewhere(f"node 0 is lost ({membership.loss})")
 
     def places(self) -> list[Peer]:

@@ -290,15 +290,15 @@ def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytes
 def test_a_rank_zero_that_goes_before_the_process_group_is_named(
     sessions: list[RunningSession], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert sessions[1].host_lost is None
+    assert sessions[1].host_lost_error is None
     assert [each.loss() for each in sessions] == [None, None]
     caplog.set_level(logging.INFO, "mingle")
     sessions[0].close(failing=True)
     assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())
     until(lambda: [record for record in caplog.records if "was lost" in record.message])  # it is said last
-    assert sessions[1].host_lost is not None
+    assert sessions[1].host_lost_error is not None
     assert {record.levelname for record in caplog.records if "was lost" in record.message} == {"INFO"}
-    assert "rank 0 was lost after the job had formed" in str(sessions[1].host_lost)
+    assert "rank 0 was lost after the job had formed" in str(sessions[1].host_lost_error)
     assert f"pid {os.getpid()}: it ended its session: an exception ended it" in caplog.text
 
 
@@ -322,7 +322,7 @@ def test_a_rank_zero_that_goes_after_it_is_no_loss(
     membership = ranks[1].discovery.membership
     assert membership is not None
     until(lambda: not membership.connected)
-    assert sessions[1].host_lost is None
+    assert sessions[1].host_lost_error is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -160,13 +160,13 @@ def formed() -> Joined:
 def test_a_host_that_is_lost_after_go_is_given_up_when_it_cannot_be_returned_to() -> None:
     joined = formed()
     membership = joined.membership()
-    assert not membership.host_lost
+    assert not membership.host_lost_error
     assert joined.lose("reset", 5.0)
-    assert not membership.host_lost, "it is tried again first"
+    assert not membership.host_lost_error, "it is tried again first"
     assert isinstance(membership.state, Reconnecting)
     joined.session.hang_up()
     joined.joiner.handle(TimerDue(), membership.state.until)
-    assert membership.host_lost
+    assert membership.host_lost_error
     assert "reset" in membership.loss
 
 

@@ -86,7 +86,7 @@ class Member:
         return due
 
     def is_lost(self) -> bool:
-        return self.membership.host_lost is not None
+        return self.membership.host_lost_error is not None
 
 
 # --- the way back ----------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_host_is_called_at_once_and_then_until_it_is_given_up() -> None:
     member.membership.handle_timer(5.0 + RETURN_SECONDS)
     assert len(member.called) == 2
     assert member.state() is Detached
-    assert "reset" in str(member.membership.host_lost)
+    assert "reset" in str(member.membership.host_lost_error)
     assert member.membership.next_timer() is None
 
 
