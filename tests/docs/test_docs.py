@@ -595,6 +595,15 @@ def test_every_module_has_one_room() -> None:
     assert sorted(module for modules in table.values() for module in modules) == sorted(top)
 
 
+def test_each_module_that_starts_threads_is_named() -> None:
+    (section,) = re.findall(r"^## Threads, forks, exit\n(.*?)^## ", read(ARCHITECTURE), re.MULTILINE | re.DOTALL)
+    starts = {module.removeprefix("mingle.") for module, path in MODULES.items() if "threading.Thread(" in read(path)}
+    starts.remove("detached")  # its function `run` is named
+    assert {
+        module for module in starts if f"`{module}`" not in section and f"`{module.split('.')[-1]}`" not in section
+    } == set()
+
+
 def test_the_graph_of_the_rooms_is_that_of_the_imports() -> None:
     table = rooms()
     needs: dict[str, set[str]] = {room: set() for room in table}
