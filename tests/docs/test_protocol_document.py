@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.protocol import host, member, membership, participant, registrar
+from mingle.protocol import host, member, membership, participant, phases
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.states import Transitions
 from mingle.wire import datagrams, frames
@@ -240,7 +240,7 @@ MACHINES: dict[str, Transitions] = {
     "participant": participant.TRANSITIONS,
     "membership": membership.TRANSITIONS,
     "host": host.TRANSITIONS,
-    "registrar": registrar.TRANSITIONS,
+    "registrar": phases.TRANSITIONS,
 }
 """The tables of transitions, by the name of the block that shows each of them."""
 

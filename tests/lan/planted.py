@@ -8,7 +8,8 @@ from typing import Protocol
 
 from msgspec import structs
 
-from mingle.protocol.registrar import Confirming, Open, Registrar
+from mingle.protocol.phases import Confirming, Open
+from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 
 

@@ -36,7 +36,7 @@ from mingle.protocol.host import Host
 from mingle.protocol.machine import Formation, Identity
 from mingle.protocol.member import Joiner
 from mingle.protocol.observations import NetworkFacts
-from mingle.protocol.registrar import Open, Placed, State
+from mingle.protocol.phases import Open, Placed, State
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_BYTES, Datagram, List, Offer, Rejected, Seek, encode

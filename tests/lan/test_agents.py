@@ -16,7 +16,8 @@ from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
 from mingle.protocol.events import Address, AddressesChanged
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, ProvingStore
-from mingle.protocol.registrar import Confirming, Registrar, Sealing
+from mingle.protocol.phases import Confirming, Sealing
+from mingle.protocol.registrar import Registrar
 from mingle.protocol.seats import Seated, Seats, rank_taken
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES

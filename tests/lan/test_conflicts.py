@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.protocol.registrar import Committed
+from mingle.protocol.phases import Committed
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
 

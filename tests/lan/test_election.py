@@ -14,7 +14,7 @@ from msgspec import structs
 
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.protocol.election import ELECT_AFTER_SECONDS, Candidate, Elector
-from mingle.protocol.registrar import Acknowledging, Confirming, Open, Sealing, State
+from mingle.protocol.phases import Acknowledging, Confirming, Open, Sealing, State
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
 from tests.lan import gathering

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from mingle.errors import ConflictError
-from mingle.protocol.membership import Membership
-from mingle.protocol.registrar import RETURN_SECONDS, Acknowledging, Committed, Confirming, Open, Sealing, State
+from mingle.protocol.membership import RETURN_SECONDS, Membership
+from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
 

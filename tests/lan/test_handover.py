@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mingle.errors import ConflictError
-from mingle.protocol.registrar import HandingOver
+from mingle.protocol.phases import HandingOver
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Endpoint, Process

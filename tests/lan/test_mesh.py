@@ -12,7 +12,7 @@ from mingle.errors import ConnectivityError
 from mingle.protocol import mesh
 from mingle.protocol.handshake import HandshakeFailed, MemberConversation
 from mingle.protocol.mesh import Prover
-from mingle.protocol.registrar import Confirming
+from mingle.protocol.phases import Confirming
 from mingle.wire.datagrams import Rejected
 from mingle.wire.frames import AnyFrame
 from tests.lan.gathering import Gathering, failure_of, outcome_of

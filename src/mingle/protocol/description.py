@@ -8,7 +8,8 @@ import msgspec
 
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Endpoints, Identity, scoped
-from mingle.protocol.registrar import Committed, Placed, Registrar, Stored
+from mingle.protocol.phases import Committed, Placed, Stored
+from mingle.protocol.registrar import Registrar
 from mingle.protocol.roster import described, whos
 from mingle.protocol.seats import HostSeat
 from mingle.wire import frames

@@ -19,7 +19,7 @@ proved itself:
 Only a session that is OPEN is closed for another one, and a session that is closed decides nothing more. A process asks
 another host for a seat only when its own session is closed. So it never counts in two sessions that can both form.
 The winner of an election need not be the first in order, which must host the job. A host hands its session over once
-all members have confirmed: it sends LEAD to the first (:class:`~mingle.protocol.registrar.HandingOver`). That process
+all members have confirmed: it sends LEAD to the first (:class:`~mingle.protocol.phases.HandingOver`). That process
 leaves the session, opens one of its own, and answers with its OFFER. The host calls it like any other host and closes
 for it, whatever their ids; then it joins as the last one, so the new session can't be full before the old one is
 closed. Where the host can't reach the first, it keeps the job and says UNREACHABLE. No other rule knows of the order,
@@ -66,7 +66,7 @@ from mingle.protocol.member import LEAVE, Joiner, Searching
 from mingle.protocol.observations import NetworkFacts, Snapshot, note
 from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.participant import AwaitingSeal
-from mingle.protocol.registrar import HandingOver, Open
+from mingle.protocol.phases import HandingOver, Open
 from mingle.protocol.reports import Cause
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
 from mingle.wire import frames

@@ -57,7 +57,8 @@ from mingle.protocol.mesh import Prover, greeting
 from mingle.protocol.mesh_report import LeftOut, Proof
 from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note_name
 from mingle.protocol.pacing import HostAnnouncements
-from mingle.protocol.registrar import Committed, Registrar, Sealing
+from mingle.protocol.phases import Committed, Sealing
+from mingle.protocol.registrar import Registrar
 from mingle.protocol.seating import contiguous
 from mingle.protocol.seats import EXPLICIT, Seats
 from mingle.protocol.states import Transitions, transition

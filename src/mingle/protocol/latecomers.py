@@ -8,20 +8,15 @@ open session.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
-
-from msgspec import structs
 
 from mingle.protocol import mesh_report
 from mingle.protocol.admission import Admission
 from mingle.protocol.machine import Mesh, RegistrarPort, roster_digest
 from mingle.protocol.mesh_report import Proof
+from mingle.protocol.phases import Committed
 from mingle.protocol.roster import roster
 from mingle.protocol.seats import Latecomer, Seated, Seats
 from mingle.wire import frames
-
-if TYPE_CHECKING:
-    from mingle.protocol.registrar import Committed
 
 ADMITTED_SECONDS = 30.0
 """How long a latecomer can take from JOIN to ACK; it can be bound to another session for a third of that time."""
@@ -94,10 +89,10 @@ class Latecomers:
         others = {**seats, **{each.member: each for each in known}}
         self._dialed[seat.member] = frozenset(others)
         proof = mesh_report.begin_for(seat, network, seats.host, others)
-        if not (targets := proof.targets(seat.member)):
+        if not proof.targets(seat.member):
             return plain
         self._proofs[seat.member] = proof
-        return structs.replace(plain, network=network, targets=targets, seconds=proof.seconds)
+        return proof.asked_of(seat.member, plain)
 
     def confirmed(
         self, latecomer: Latecomer, conn: int, committed: Committed, frame: frames.Confirmed, now: float

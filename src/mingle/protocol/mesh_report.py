@@ -23,6 +23,7 @@ from mingle.wire.frames import (
     MAX_SUSPECTS,
     MAX_TEXT_CHARACTERS,
     Blocked,
+    Confirm,
     Failure,
     Place,
     ProcessInfo,
@@ -115,6 +116,21 @@ class Proof(Struct):
         number = self._numbers.get(member)
         dialed = [] if number is None else [self.nodes[each] for each in self._targets(number)]
         return tuple(Target(member=node.member, address=node.address, port=node.port) for node in dialed)
+
+    def asked_of(self, member: bytes, confirm: Confirm) -> Confirm:
+        """Return CONFIRM with what this proof asks of a member.
+
+        Args:
+            member: to which it goes.
+            confirm: the frame without the proof.
+        """
+        return structs.replace(
+            confirm,
+            network=self.network,
+            targets=self.targets(member),
+            seconds=self.seconds,
+            suspects=self.suspects.get(member, ()),
+        )
 
     def add(self, member: bytes, failures: Iterable[Failure], blocked: Blocked | None = None) -> None:
         """Take note of what a member could not reach, and of what it has found out about its machine."""

@@ -1,7 +1,7 @@
 """The registrar of a session: it gives out the seats, and confirms, seals and forms the session. Pure.
 
 A session forms by a two-phase commit: SEALED asks every member to prepare, ACK is its vote, GO is the commit, and VOID
-is the abort. Only this module moves a session from one state to the next (:data:`TRANSITIONS`):
+is the abort. Only this module moves a session from one state to the next (:data:`mingle.protocol.phases.TRANSITIONS`):
 
 * Before GO every member has said, in this epoch, that it is still there (CONFIRMED) and that it has reached the store
   (ACK). The loss of a member in between voids the epoch, and the number of a voided epoch is never used again.
@@ -25,25 +25,37 @@ SEALED alone says where the store is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import ClassVar, TypeAlias
+from collections.abc import Sequence
 
 import msgspec
-from msgspec import Struct, field
 
 from mingle.protocol import mesh_report, reports
 from mingle.protocol.admission import Admission
+from mingle.protocol.confirmation import CONFIRM_AGAIN_SECONDS, Confirmation
 from mingle.protocol.latecomers import Latecomers
 from mingle.protocol.machine import Mesh, RegistrarPort, roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
-from mingle.protocol.mesh import RUNS_SECONDS
 from mingle.protocol.mesh_report import Proof
 from mingle.protocol.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
+from mingle.protocol.phases import (
+    HELD,
+    TRANSITIONS,
+    Acknowledging,
+    Apart,
+    Committed,
+    Confirming,
+    HandingOver,
+    NoCommonNetwork,
+    NoMesh,
+    Open,
+    Placed,
+    Sealing,
+    State,
+)
 from mingle.protocol.roster import NAMED_AGENTS, REMEMBERED_TEXT, History, described, hosts, rank_of, roster, whos
 from mingle.protocol.seating import common_address, place, reach_matrix
 from mingle.protocol.seats import Challenge, Challenges, HostSeat, Seated, Seats, rank_taken
-from mingle.protocol.states import Transitions, transition
+from mingle.protocol.states import transition
 from mingle.wire import frames
 from mingle.wire.authentication import same_token
 
@@ -54,165 +66,6 @@ AHEAD_SECONDS = 0.25
 READDRESSED_SECONDS = 5.0
 """How long after a change of the host's addresses members without a common one are asked again: where a network is
 plugged into several hosts, the interfaces of some come up a moment later."""
-ASKED_SECONDS = RUNS_SECONDS + 1.0
-"""How much longer the members have to confirm if one of them waits for a process that may be stopped."""
-CONFIRM_AGAIN_SECONDS = 0.5
-"""The time between two such questions."""
-
-# --- the states ------------------------------------------------------------------------------------------------------
-
-
-class Unsealed(Struct):
-    """A state in which members come and go, and none has a place in the job."""
-
-    sealed: ClassVar[bool] = False
-    places: ClassVar[Mapping[bytes, frames.Place]] = MappingProxyType({})
-    phase: ClassVar[str] = "confirming"
-    """The name of the state in STATUS."""
-    epoch: int
-
-
-class Open(Unsealed):
-    """Seats are free, or a member can still be lost before anyone was asked."""
-
-    phase: ClassVar[str] = "open"
-    epoch: int = 0
-    """The last epoch, which was voided; 0 before the first."""
-    prepare_at: float | None = None
-    """When to open the store ahead."""
-    prepared: str = ""
-    """The address where the store was last asked for ahead."""
-    told: set[tuple[int, str, int]] = field(default_factory=set)
-    """Which of the present connections were told of which store, last."""
-
-
-class Confirming(Unsealed):
-    """Every member was sent CONFIRM."""
-
-    awaited: set[bytes]
-    """The members that have not confirmed."""
-    ends: float
-    """By when they must."""
-    again: bool
-    """Whether they are asked for the second time, since they shared no address of the host."""
-    extended: bool = False
-    """Whether `ends` was put off, since a member had asked whether the process of its target runs."""
-    proof: Proof | None = None
-    """What is known of the mesh on the network that was chosen beforehand; None: no mesh is proved."""
-
-
-class Apart(Unsealed):
-    """All have confirmed, and share no address of the host; they are asked again in a moment."""
-
-    again_at: float
-
-
-class HandingOver(Unsealed):
-    """All have confirmed, and the first in order was asked to lead: the session closes once that one has its own."""
-
-    leader: bytes
-    """The member id of the first."""
-    ends: float
-    """By when the session must have closed."""
-
-
-class NoCommonNetwork(Unsealed):
-    """The members were asked twice and share no address of the host, so the host fails."""
-
-
-class NoMesh(Unsealed):
-    """On no network that the members share do all nodes reach each other, so the host fails."""
-
-
-class Placed(Struct):
-    """A state in which the members are fixed, but for latecomers, and have their places in the job."""
-
-    sealed: ClassVar[bool] = True
-    phase: ClassVar[str]
-    epoch: int
-    places: dict[bytes, frames.Place]
-    store_address: str
-    """The address of the host on the network that all members share."""
-    since: float
-    """When it was chosen."""
-
-
-class Sealing(Placed):
-    """The host opens the store."""
-
-    phase: ClassVar[str] = "sealing"
-
-
-class Stored(Placed):
-    """A state in which the store listens."""
-
-    store_port: int
-    store_token: str
-
-    def frame(self, session: bytes, where: frames.Place, digest: bytes) -> frames.Sealed:
-        """Return the SEALED frame for the member with this place."""
-        return frames.Sealed(
-            session=session,
-            epoch=self.epoch,
-            place=where,
-            store_address=self.store_address,
-            store_port=self.store_port,
-            store_token=self.store_token,
-            roster_digest=digest,
-        )
-
-
-class Acknowledging(Stored):
-    """Every member was sent SEALED."""
-
-    phase: ClassVar[str] = "sealed"
-    awaited: set[bytes]
-    """The members that have not acknowledged."""
-    ends: float
-    """By when they must."""
-
-
-class Committed(Stored):
-    """GO was decided. Latecomers can become members; a member that is lost after GO can come back."""
-
-    phase: ClassVar[str] = "running"
-    lost: dict[bytes, tuple[float, str]] = field(default_factory=dict)
-    """When and how members were lost that may come back."""
-
-
-State: TypeAlias = (
-    Open | Confirming | Apart | HandingOver | NoCommonNetwork | NoMesh | Sealing | Acknowledging | Committed
-)
-
-_HELD = "another session may hold the job for too long"
-_VOIDED: Mapping[str, type] = {"a member is lost": Open, "a member has come back": Open}
-TRANSITIONS: Transitions = {
-    Open: {"the members are complete": Confirming},
-    Confirming: {
-        "all have confirmed": Sealing,
-        "all have confirmed, and another member is the first: LEAD": HandingOver,
-        "no network is common to all": Apart,
-        "again no network is common to all": NoCommonNetwork,
-        _HELD: Open,
-        "the mesh is to be proved on another network": Confirming,
-        "the mesh holds on no network": NoMesh,
-        "nodes that reach not all others are left out": Open,
-        **_VOIDED,
-    },
-    Apart: {"the pause is over": Confirming, **_VOIDED},
-    HandingOver: {"the first does not lead": Open, **_VOIDED},
-    Sealing: {"the store is open": Acknowledging, **_VOIDED},
-    Acknowledging: {
-        "all have acknowledged": Committed,
-        "not all have acknowledged in time": Open,
-        _HELD: Open,
-        **_VOIDED,
-    },
-    Committed: {},
-    NoCommonNetwork: {},
-    NoMesh: {},
-}
-"""While another session may hold the job, this one stays in Open, Confirming and Acknowledging."""
 
 
 class Registrar:
@@ -249,7 +102,8 @@ class Registrar:
         self.held = False
         """Whether another session may hold this job: this one takes members, but confirms and commits nothing."""
         self._port = port
-        self._network = NetworkChoice(self.seats, mesh, deadline, partial=admission.takes_latecomers)
+        network = NetworkChoice(self.seats, mesh, deadline, partial=admission.takes_latecomers)
+        self._confirmation = Confirmation(session, self.seats, port, admission, network)
         self._challenges = Challenges(self._refuse)
         self._latecomers = Latecomers(session, self.seats, port, admission, self._refuse, mesh=mesh)
 
@@ -432,7 +286,9 @@ class Registrar:
                 del self.state.places[seat.member]
             else:
                 self._void("a member is lost", f"{seat.who} is gone: {reason}", now)
-        self._runs(seat.member, now)  # what was dialed in vain is no process of this job any more: it can fail
+        self._confirmation.runs(
+            self.state.epoch, self._proofs(), seat.member, now
+        )  # what was dialed in vain is no process of this job any more: it can fail
         # Only after the VOID: a newcomer never enters an epoch that it has not confirmed.
         for challenge in self._challenges.take(seat.member):
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
@@ -468,10 +324,7 @@ class Registrar:
         if latecomer is not None and isinstance(state, Committed):
             self._latecomers.confirmed(latecomer, conn, state, frame, now)
         elif seat is not None and isinstance(state, Confirming):
-            seat.paths = frame.paths
-            if state.proof is not None:
-                state.proof.add(seat.member, frame.failures, frame.blocked)
-            state.awaited.discard(seat.member)
+            self._confirmation.confirmed(state, seat, frame)
             self._advance(now)
 
     def proved(
@@ -486,32 +339,14 @@ class Registrar:
 
     def unanswered(self, member: bytes, epoch: int, target: bytes, now: float) -> None:
         """Handle UNANSWERED of a member, or of the host: ask whether the process of its target runs."""
-        if epoch != self.state.epoch:
-            return
-        holder = self.seats.find(target)
-        proofs = [proof for proof in self._proofs() if proof.ask(member, target)]
-        if proofs:
-            if holder is None or holder.conn is None or target in self.seats.latecomers:
-                self._runs(target, now)  # nobody waits for another latecomer: that is no member yet
-            else:
-                self._port.send(holder.conn, frames.Ping())
+        if epoch == self.state.epoch:
+            self._confirmation.unanswered(epoch, self._proofs(), member, target, now)
 
     def _proofs(self) -> list[Proof]:
         """Return the proofs that are under way: that of all members, or those of latecomers."""
         if isinstance(self.state, Confirming):
             return [] if self.state.proof is None else [self.state.proof]
         return self._latecomers.proofs()
-
-    def _runs(self, target: bytes, now: float) -> None:
-        """Tell the members that have asked about a process that it runs."""
-        for proof in self._proofs():
-            for member in proof.runs(target):
-                seat = self.seats.find(member)
-                if member == self.seats.host.member:
-                    self._port.target_runs(target, now)
-                elif seat is not None and seat.conn is not None:
-                    runs = frames.Runs(session=self.session, epoch=self.state.epoch, member=target)
-                    self._port.send(seat.conn, runs)
 
     def acknowledged(self, conn: int, now: float) -> None:
         """Handle ACK: a member has reached the store.
@@ -552,7 +387,7 @@ class Registrar:
         seat = self.seats.at(conn)
         if seat is not None:
             self._challenges.answered(seat)
-            self._runs(seat.member, now)
+            self._confirmation.runs(self.state.epoch, self._proofs(), seat.member, now)
 
     def ready(self, conn: int) -> None:
         """Handle READY: the member's process group stands, so its end is no loss from now on."""
@@ -645,7 +480,7 @@ class Registrar:
                 state.prepared = self._prepare_store()
         elif isinstance(state, Confirming | Acknowledging) and not state.awaited and now >= state.ends:
             # Open again, it can close for the other session.
-            self._void(_HELD, "this job is held by another session", now)
+            self._void(HELD, "this job is held by another session", now)
         elif isinstance(state, Confirming) and now >= state.ends:
             self._drop_late(state, now)
         elif isinstance(state, Apart) and now >= state.again_at:
@@ -664,20 +499,10 @@ class Registrar:
         self._advance(now)
 
     def _drop_late(self, state: Confirming, now: float) -> None:
-        """Drop the members that have not confirmed in time, but none that only waits for a process that is stopped."""
-        proof, late = state.proof, set(state.awaited)
-        if proof is not None and proof.asked and not state.extended:
-            # The answer can be on its way, and one that hears that the process runs goes on waiting for a moment.
-            state.extended, state.ends = True, now + ASKED_SECONDS
-            return
-        if proof is not None and (silent := proof.silent()):
-            late = (late - proof.wait_for_others()) | silent
-        dropped = [seat.conn for seat in self.seats.others() if seat.member in late]
-        for conn in dropped:
-            assert conn is not None
-            self._drop(conn, "it did not confirm in time", now)
-        if not dropped:
-            state.ends = now + CONFIRM_AGAIN_SECONDS  # this host itself still dials
+        """Drop the members that have not confirmed in time."""
+        for seat in self._confirmation.late(state, now):
+            assert seat.conn is not None
+            self._drop(seat.conn, "it did not confirm in time", now)
 
     # --- from state to state -----------------------------------------------------------------------------------------
 
@@ -698,34 +523,11 @@ class Registrar:
             self._latecomers.ask(self.state, now)
 
     def _ask_to_confirm(self, event: str, now: float, *, again: bool = False) -> None:
-        seats, epoch = self.seats, self.state.epoch + 1
         if isinstance(self.state, Open):
-            self._network.restart()
-        proof = self._network.next_proof(now)
-        confirming = Confirming(
-            epoch=epoch,
-            awaited=seats.keys() - {seats.host.member},
-            ends=now + self.admission.confirm_seconds,
-            again=again,
-            proof=proof,
-        )
+            self._confirmation.restart()
+        confirming = self._confirmation.begin(self.state.epoch + 1, now, again=again)
         self.state = transition(TRANSITIONS, self.state, event, confirming)
-        if proof is None:
-            self._send_all(frames.Confirm(session=self.session, epoch=epoch))
-            return
-        for seat in seats.others():
-            if seat.conn is not None:
-                confirm = frames.Confirm(
-                    session=self.session,
-                    epoch=epoch,
-                    network=proof.network,
-                    targets=proof.targets(seat.member),
-                    seconds=proof.seconds,
-                    suspects=proof.suspects.get(seat.member, ()),
-                )
-                self._port.send(seat.conn, confirm)
-        confirming.awaited.add(seats.host.member)
-        self._port.prove_mesh(epoch, proof, now)
+        self._confirmation.ask(confirming, now)
 
     def _first(self) -> Seated | None:
         """Return the member that has to lead in place of this host."""
@@ -761,7 +563,7 @@ class Registrar:
 
     def _settle_network(self, state: Confirming, now: float) -> str | None:
         """Return the host's address on the network of the job; None: another state goes on without one."""
-        match self._network.choose(state.proof, now):
+        match self._confirmation.choose(state, now):
             case Chosen(address=address, broken=broken):
                 if broken is not None:
                     self._port.mesh_warning(broken)
@@ -786,15 +588,13 @@ class Registrar:
 
         The host gives way if too few would stay with it, and without it there are enough.
         """
+        all_left_out = self._confirmation.left_out(proof)
+        if all_left_out is None:
+            end = NoMesh(epoch=state.epoch)
+            self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
+            self._port.give_way(mesh_report.without(proof, self.seats.host.member))
+            return
         seats, host = self.seats, self.seats.host
-        all_left_out = mesh_report.left_out(proof, host.member)
-        if not self.admission.enough(len(seats) - len(all_left_out)):
-            without_host = mesh_report.left_out(mesh_report.apart_from(proof, host.member), host.member)
-            if self.admission.enough(len(seats) - 1 - len(without_host)):
-                end = NoMesh(epoch=state.epoch)
-                self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
-                self._port.give_way(mesh_report.without(proof, host.member))
-                return
         claimants: list[Challenge] = []
         for left_out in all_left_out:
             seat, text = seats[left_out.node.member], str(left_out)

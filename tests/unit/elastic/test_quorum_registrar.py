@@ -11,7 +11,8 @@ from mingle.config.order import order_key
 from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS
 from mingle.elastic.quorum import CONFIRM_SECONDS, Memory, Nodes, Policy, Quorum
 from mingle.protocol.latecomers import ADMITTED_SECONDS
-from mingle.protocol.registrar import CHALLENGE_SECONDS, Committed, Confirming, Open, Registrar, Sealing
+from mingle.protocol.phases import Committed, Confirming, Open, Sealing
+from mingle.protocol.registrar import CHALLENGE_SECONDS, Registrar
 from mingle.protocol.roster import whos
 from mingle.protocol.seats import HostSeat
 from mingle.wire import frames

@@ -35,7 +35,7 @@ from mingle.protocol.events import Heard, Source
 from mingle.protocol.host import Forming, Host
 from mingle.protocol.machine import Formation
 from mingle.protocol.member import Joiner
-from mingle.protocol.registrar import Sealing
+from mingle.protocol.phases import Sealing
 from mingle.wire import datagrams
 from tests.support.bystanders import free_udp_port
 from tests.support.in_process import Formed, discovery_of, formed, opened, settings_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mingle.protocol.description import SEATS_PER_FRAME
-from mingle.protocol.registrar import Acknowledging, Committed, Confirming, Open, Sealing, State
+from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
 from mingle.protocol.seats import Seated
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES

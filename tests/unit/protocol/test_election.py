@@ -39,7 +39,7 @@ from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.member import Joiner
 from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import COUNTED_RANKS
-from mingle.protocol.registrar import Confirming
+from mingle.protocol.phases import Confirming
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, Offer, Seek
 

@@ -37,14 +37,8 @@ from mingle.protocol.host import MAX_HOSTS_SEEN
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import LATE_ANSWERS_AT_ONCE, LATE_ANSWERS_PER_SECOND
-from mingle.protocol.registrar import (
-    Acknowledging,
-    Committed,
-    Open,
-    Registrar,
-    Sealing,
-    State,
-)
+from mingle.protocol.phases import Acknowledging, Committed, Open, Sealing, State
+from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, List, Offer, Seek

@@ -7,7 +7,7 @@ import pytest
 from mingle.protocol.admission import Admission
 from mingle.protocol.latecomers import ADMITTED_SECONDS, Latecomers
 from mingle.protocol.machine import Mesh, roster_digest
-from mingle.protocol.registrar import Committed
+from mingle.protocol.phases import Committed
 from mingle.protocol.roster import roster
 from mingle.protocol.seats import HostSeat, Seated, Seats
 from mingle.wire import frames

@@ -7,21 +7,11 @@ from typing import Any
 import pytest
 
 from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
+from mingle.protocol.confirmation import CONFIRM_AGAIN_SECONDS
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
-from mingle.protocol.registrar import (
-    AHEAD_SECONDS,
-    CHALLENGE_SECONDS,
-    CONFIRM_AGAIN_SECONDS,
-    READDRESSED_SECONDS,
-    Acknowledging,
-    Committed,
-    Confirming,
-    Open,
-    Registrar,
-    Sealing,
-    State,
-)
+from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
+from mingle.protocol.registrar import AHEAD_SECONDS, CHALLENGE_SECONDS, READDRESSED_SECONDS, Registrar
 from mingle.protocol.roster import REMEMBERED_DEPARTURES
 from mingle.protocol.seats import HostSeat
 from mingle.wire import frames

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
-from mingle.protocol.registrar import Confirming, HandingOver, Open, Registrar, Sealing, State
+from mingle.protocol.phases import Confirming, HandingOver, Open, Sealing, State
+from mingle.protocol.registrar import Registrar
 from mingle.protocol.seats import HostSeat, Seats
 from mingle.wire import frames
 from mingle.wire.frames import Path, ProcessInfo

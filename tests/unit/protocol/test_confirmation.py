@@ -9,7 +9,8 @@ import pytest
 from mingle.protocol import mesh, mesh_report
 from mingle.protocol.admission import Admission
 from mingle.protocol.machine import Mesh
-from mingle.protocol.registrar import Confirming, NoMesh, Open, Registrar, Sealing
+from mingle.protocol.phases import Confirming, NoMesh, Open, Sealing
+from mingle.protocol.registrar import Registrar
 from mingle.protocol.seats import HostSeat
 from mingle.wire import frames
 from mingle.wire.frames import Failure, Path, ProcessInfo

@@ -1,0 +1,169 @@
+"""The states of a session on the host's side, from Open to Committed, and their transitions. Pure data.
+
+Only the registrar moves a session from one to the next (:mod:`mingle.protocol.registrar`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, TypeAlias
+
+from msgspec import Struct, field
+
+from mingle.protocol.mesh_report import Proof
+from mingle.protocol.states import Transitions
+from mingle.wire import frames
+
+
+class Unsealed(Struct):
+    """A state in which members come and go, and none has a place in the job."""
+
+    sealed: ClassVar[bool] = False
+    places: ClassVar[Mapping[bytes, frames.Place]] = MappingProxyType({})
+    phase: ClassVar[str] = "confirming"
+    """The name of the state in STATUS."""
+    epoch: int
+
+
+class Open(Unsealed):
+    """Seats are free, or a member can still be lost before anyone was asked."""
+
+    phase: ClassVar[str] = "open"
+    epoch: int = 0
+    """The last epoch, which was voided; 0 before the first."""
+    prepare_at: float | None = None
+    """When to open the store ahead."""
+    prepared: str = ""
+    """The address where the store was last asked for ahead."""
+    told: set[tuple[int, str, int]] = field(default_factory=set)
+    """Which of the present connections were told of which store, last."""
+
+
+class Confirming(Unsealed):
+    """Every member was sent CONFIRM."""
+
+    awaited: set[bytes]
+    """The members that have not confirmed."""
+    ends: float
+    """By when they must."""
+    again: bool
+    """Whether they are asked for the second time, since they shared no address of the host."""
+    extended: bool = False
+    """Whether `ends` was put off, since a member had asked whether the process of its target runs."""
+    proof: Proof | None = None
+    """What is known of the mesh on the network that was chosen beforehand; None: no mesh is proved."""
+
+
+class Apart(Unsealed):
+    """All have confirmed, and share no address of the host; they are asked again in a moment."""
+
+    again_at: float
+
+
+class HandingOver(Unsealed):
+    """All have confirmed, and the first in order was asked to lead: the session closes once that one has its own."""
+
+    leader: bytes
+    """The member id of the first."""
+    ends: float
+    """By when the session must have closed."""
+
+
+class NoCommonNetwork(Unsealed):
+    """The members were asked twice and share no address of the host, so the host fails."""
+
+
+class NoMesh(Unsealed):
+    """On no network that the members share do all nodes reach each other, so the host fails."""
+
+
+class Placed(Struct):
+    """A state in which the members are fixed, but for latecomers, and have their places in the job."""
+
+    sealed: ClassVar[bool] = True
+    phase: ClassVar[str]
+    epoch: int
+    places: dict[bytes, frames.Place]
+    store_address: str
+    """The address of the host on the network that all members share."""
+    since: float
+    """When it was chosen."""
+
+
+class Sealing(Placed):
+    """The host opens the store."""
+
+    phase: ClassVar[str] = "sealing"
+
+
+class Stored(Placed):
+    """A state in which the store listens."""
+
+    store_port: int
+    store_token: str
+
+    def frame(self, session: bytes, where: frames.Place, digest: bytes) -> frames.Sealed:
+        """Return the SEALED frame for the member with this place."""
+        return frames.Sealed(
+            session=session,
+            epoch=self.epoch,
+            place=where,
+            store_address=self.store_address,
+            store_port=self.store_port,
+            store_token=self.store_token,
+            roster_digest=digest,
+        )
+
+
+class Acknowledging(Stored):
+    """Every member was sent SEALED."""
+
+    phase: ClassVar[str] = "sealed"
+    awaited: set[bytes]
+    """The members that have not acknowledged."""
+    ends: float
+    """By when they must."""
+
+
+class Committed(Stored):
+    """GO was decided. Latecomers can become members; a member that is lost after GO can come back."""
+
+    phase: ClassVar[str] = "running"
+    lost: dict[bytes, tuple[float, str]] = field(default_factory=dict)
+    """When and how members were lost that may come back."""
+
+
+State: TypeAlias = (
+    Open | Confirming | Apart | HandingOver | NoCommonNetwork | NoMesh | Sealing | Acknowledging | Committed
+)
+
+HELD = "another session may hold the job for too long"
+_VOIDED: Mapping[str, type] = {"a member is lost": Open, "a member has come back": Open}
+TRANSITIONS: Transitions = {
+    Open: {"the members are complete": Confirming},
+    Confirming: {
+        "all have confirmed": Sealing,
+        "all have confirmed, and another member is the first: LEAD": HandingOver,
+        "no network is common to all": Apart,
+        "again no network is common to all": NoCommonNetwork,
+        HELD: Open,
+        "the mesh is to be proved on another network": Confirming,
+        "the mesh holds on no network": NoMesh,
+        "nodes that reach not all others are left out": Open,
+        **_VOIDED,
+    },
+    Apart: {"the pause is over": Confirming, **_VOIDED},
+    HandingOver: {"the first does not lead": Open, **_VOIDED},
+    Sealing: {"the store is open": Acknowledging, **_VOIDED},
+    Acknowledging: {
+        "all have acknowledged": Committed,
+        "not all have acknowledged in time": Open,
+        HELD: Open,
+        **_VOIDED,
+    },
+    Committed: {},
+    NoCommonNetwork: {},
+    NoMesh: {},
+}
+"""While another session may hold the job, this one stays in Open, Confirming and Acknowledging."""
