@@ -1,4 +1,4 @@
-"""When the registrar has the mesh proved, and what follows from the results. See also test_network_choice.py."""
+"""What the host asks its members before it seals, and what follows. See also test_network_choice.py."""
 
 from __future__ import annotations
 
