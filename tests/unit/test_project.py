@@ -131,11 +131,6 @@ UNTESTED_ALONE = {
     "mingle.protocol.effects": "records without a rule; the machines that make them are tested",
     "mingle.protocol.events": "records without a rule; the machines that handle them are tested",
     "mingle.protocol.phases": "a table, through which the registrar goes; the documents' test draws it",
-    "mingle.run.addresses": "tests/unit/run/test_command.py",
-    "mingle.run.placeholders": "tests/unit/run/test_command.py",
-    "mingle.run.port": "tests/unit/run/test_command.py",
-    "mingle.run.program": "tests/unit/run/test_command.py",
-    "mingle.run.session": "tests/unit/run/test_command.py",
 }
 # The files of tests that no module has given its name, and what they test.
 TESTS_OF_MORE = {

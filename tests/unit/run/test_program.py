@@ -1,0 +1,202 @@
+"""The program of a machine: its start, its signals, its end, and what it leaves behind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mingle.errors import MingleError
+from mingle.run.program import Program
+from tests.support.bystanders import command_environment, free_udp_port
+from tests.support.loopback import until
+from tests.support.run_nodes import COMMAND, SAY, Nodes, has_ended, one, state
+
+
+def test_the_status_of_a_program_that_is_ended_by_a_signal_is_that_of_a_shell() -> None:
+    assert one("--nnodes", "1", "--", "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
+
+
+def test_a_file_that_is_no_program_is_an_error_of_its_own(script: Path) -> None:
+    script.write_text("nothing that a kernel starts")
+    script.chmod(0o755)
+    done = one("--nnodes", "1", "--", str(script))
+    assert done.returncode == 1
+    assert "can't be started: Exec format error" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("crlf", "the interpreter in its first line does not exist"),
+        ("crlf-{node_rank}", "crlf-0' is not there"),
+    ],
+)
+def test_cause_names_why_a_program_can_not_start(script: Path, program: str, text: str) -> None:
+    (script.parent / "crlf").write_bytes(b"#!/bin/sh\r\n")
+    (script.parent / "crlf").chmod(0o755)
+    done = one("--nnodes", "1", "--", f"{script.parent}/{program}")
+    assert done.returncode in (1, 2)
+    assert text in done.stderr
+
+
+def test_a_limit_that_keeps_a_program_from_its_start_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_more: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(MingleError, match="a limit of the system"):
+        Program().start(["true"], os.environ)
+
+
+def test_the_program_gets_no_socket_and_no_signal_mask_of_ours_and_what_we_inherited() -> None:
+    look = (
+        "import json, os; files = ['/proc/self/fd/' + name for name in os.listdir('/proc/self/fd')];"
+        "status = dict(line.split(':', 1) for line in open('/proc/self/status'));"
+        "links = [os.readlink(file) for file in files if os.path.exists(file)];"
+        "print(json.dumps([links, [int(status[n], 16) for n in ('SigBlk', 'SigIgn')], os.getsid(0) == os.getpid()]))"
+    )
+    udp = free_udp_port()
+    inherited = int(Path("/proc/self/status").read_text(encoding="ascii").partition("SigIgn:")[2].split()[0], 16)
+    read, write = os.pipe()
+    try:
+        nodes = [
+            subprocess.Popen(
+                [*COMMAND, "--nnodes", "2", "--node-rank", rank, "--job-id", "test", "--", sys.executable, "-c", look],
+                env=command_environment(udp),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                pass_fds=[write],
+                text=True,
+            )
+            for rank in "01"
+        ]
+        for node in nodes:
+            links, (blocked, ignored), leads = json.loads(node.communicate(timeout=60)[0])
+            assert not [link for link in links if "socket" in link or "eventpoll" in link]
+            assert f"pipe:[{os.fstat(write).st_ino}]" in links
+            # CPython itself ignores these two.
+            own = 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
+            assert (blocked, ignored & ~own, leads) == (0, inherited & ~own, True)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_a_program_that_ignores_sigterm_is_killed_with_its_children(nodes: Nodes) -> None:
+    stubborn = f"trap '' TERM; {SAY} (trap '' TERM; echo > child{{node_rank}}; while :; do sleep 0.1; done) & wait"
+    head = f"{SAY} until test -e child1 -a -e child2; do sleep 0.05; done; kill -9 $$"
+    patched = nodes.folder / "sitecustomize.py"
+    patched.write_text("import mingle.run.program as program\nprogram.GRACE_SECONDS = 0.5\n")
+    path = os.pathsep.join([str(nodes.folder), command_environment(29499)["PYTHONPATH"]])
+    nodes.start("--head", f"sh -c '{head}'", "--", "sh", "-c", stubborn, PYTHONPATH=path)
+    pids = nodes.started()
+    done = nodes.ended()
+    assert [status for status, _, _ in done] == [128 + signal.SIGKILL] * 3
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(pid, 0)
+
+
+def test_other_signals_are_handed_on(nodes: Nodes) -> None:
+    nodes.start("--", "sh", "-c", f"trap 'exit 0' USR1; {SAY} while :; do sleep 0.05; done", count=2)
+    nodes.started()
+    for process in nodes.processes:
+        process.send_signal(signal.SIGUSR1)
+    assert [status for status, _, _ in nodes.ended()] == [0, 0]
+
+
+def test_a_program_is_suspended_and_continued_with_mingle_run(nodes: Nodes) -> None:
+    # No command in a loop: a shell waits in vfork until its child calls exec, and a child that is stopped never does.
+    os.mkfifo(nodes.folder / "go")
+    nodes.start("--", "sh", "-c", SAY + "read line < go", count=2)
+    pids = nodes.started()
+    nodes.processes[0].send_signal(signal.SIGTSTP)
+    until(lambda: state(pids[0]) == "T" and state(nodes.processes[0].pid) == "T")
+    nodes.processes[0].send_signal(signal.SIGCONT)
+    until(lambda: state(pids[0]) != "T")
+    go = os.open(nodes.folder / "go", os.O_RDWR)
+    try:
+        os.write(go, b"\n\n")
+        assert [status for status, _, _ in nodes.ended()] == [0, 0]
+    finally:
+        os.close(go)
+
+
+def test_a_suspension_during_the_start_reaches_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen, stopped = subprocess.Popen, set()
+
+    def interrupted(*words: object, **more: object) -> object:
+        process = popen(*words, **more)  # type: ignore[call-overload]
+        signal.raise_signal(signal.SIGTSTP)
+        return process
+
+    program = Program()
+    with program.signals(), monkeypatch.context() as patched:
+        patched.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+        patched.setattr(subprocess, "Popen", interrupted)
+        patched.setattr(os, "kill", lambda pid, number: stopped.add((pid, number)))
+        patched.setattr(os, "killpg", lambda pid, number: stopped.add((pid, number)))
+        program.start(["true"], os.environ)
+    assert program.wait() == 0
+    assert program._process is not None
+    assert stopped == {(pid, signal.SIGSTOP) for pid in (os.getpid(), program._process.pid)}
+
+
+def test_an_ignored_signal_stays_ignored(nodes: Nodes) -> None:
+    """As nohup has it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        nodes.start("--", "sh", "-c", SAY + "until test -e go; do sleep 0.05; done", count=2)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    nodes.started()
+    for process in nodes.processes:
+        process.send_signal(signal.SIGHUP)
+    (nodes.folder / "go").touch()
+    assert [(status, errors) for status, _, errors in nodes.ended()] == [(0, "")] * 2
+
+
+def test_leftovers_of_a_failed_program_are_ended(nodes: Nodes) -> None:
+    """Also in a session of its own, as the workers of a torchrun that was killed."""
+    nodes.start("--", "sh", "-c", "setsid sleep 100 & echo $! > pid{node_rank}; kill -9 $$", count=1)
+    assert nodes.ended()[0][0] == 128 + signal.SIGKILL
+    assert has_ended(*nodes.started())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_leftovers_of_an_interrupted_program_are_ended(nodes: Nodes, count: int) -> None:
+    script = "trap 'exit 0' TERM; setsid sleep 30 >/dev/null 2>&1 & echo $! > pid{node_rank}; wait"
+    nodes.start("--", "sh", "-c", script, count=count)
+    sleepers = nodes.started()
+    nodes.processes[0].send_signal(signal.SIGTERM)
+    assert nodes.ended()[0][0] == 0
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in sleepers))
+
+
+def test_orphans_are_reaped_while_the_program_runs(nodes: Nodes) -> None:
+    orphan = "(sh -c 'echo $$ > orphan; until test -e go; do sleep 0.05; done' &)"
+    nodes.start("--", "sh", "-c", f"{orphan}; echo $$ > pid0; until test -e end; do sleep 0.05; done", count=1)
+    nodes.started()
+    until(lambda: (nodes.folder / "orphan").exists() and (nodes.folder / "orphan").read_text())
+    pid = int((nodes.folder / "orphan").read_text())
+    assert state(pid) != "Z"
+    (nodes.folder / "go").touch()
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    (nodes.folder / "end").touch()
+    assert nodes.ended()[0][0] == 0
+
+
+def test_daemons_that_a_program_leaves_behind_live_on(nodes: Nodes) -> None:
+    """As Ray's `ray start` has it."""
+    nodes.start("--", "sh", "-c", "sleep 30 >/dev/null 2>&1 & echo $! > pid{node_rank}", count=2)
+    assert [status for status, _, _ in nodes.ended()] == [0, 0]
+    for pid in nodes.started():
+        os.kill(pid, signal.SIGKILL)  # raises if it has ended
