@@ -55,6 +55,9 @@ help: ## list the targets
 demo: $(EXAMPLES_READY) ## train on 4 ranks of this machine that were told no address
 	@$(BIN)/python examples/demo.py
 
+# Compiled once and not by each worker of each run: an environment may forbid it, as that of a container often does.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 # tests/support/levels.py says what runs on which level.
