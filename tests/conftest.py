@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -36,6 +37,12 @@ def pytest_configure(config: pytest.Config) -> None:
         if name in _TORCH_VARIABLES or (name.startswith("MINGLE_") and not name.startswith(_OF_THE_TESTS)):
             patch.delenv(name)
     patch.setenv("MINGLE_INTERFACE", "lo")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of every collection of garbage: torch alone makes them slower than most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

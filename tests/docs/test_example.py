@@ -14,7 +14,9 @@ from uuid import uuid4
 
 import pytest
 
-pytest.importorskip("sklearn", reason="the example trains on scikit-learn's digits: pip install '.[examples]'")
+# Not imported here: it takes seconds, and every worker collects this file.
+if importlib.util.find_spec("sklearn") is None:
+    pytest.skip("the example trains on scikit-learn's digits: pip install '.[examples]'", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "ddp_train.py"

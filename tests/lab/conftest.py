@@ -17,8 +17,9 @@ _failed = pytest.StashKey[bool]()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test of this directory, and as slow what is not one of the few scenarios of the quick suite."""
+    here = {path for path in {item.path for item in items} if _HERE in path.parents}
     for item in items:
-        if _HERE in item.path.parents:
+        if item.path in here:
             item.add_marker(pytest.mark.lab)
             if item.get_closest_marker("quick") is None:
                 item.add_marker(pytest.mark.slow)

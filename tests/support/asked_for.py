@@ -11,7 +11,8 @@ def leave_out_unless_asked_for(
     config: pytest.Config, items: list[pytest.Item], directory: Path, marker: str, seconds: float
 ) -> None:
     """Mark every test below a directory, give it so much time, and leave it out of a run that does not ask for it."""
-    ours = [item for item in items if directory in item.path.parents]
+    below = {path for path in {item.path for item in items} if directory in path.parents}
+    ours = [item for item in items if item.path in below]
     for item in ours:
         item.add_marker(marker)
         item.add_marker(pytest.mark.timeout(seconds))
