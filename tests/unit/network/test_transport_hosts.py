@@ -18,7 +18,6 @@ from mingle.network import transport as sockets
 from mingle.network.interfaces import Interface, scan
 from mingle.network.transport import NothingOpenedError, Transport
 from mingle.wire.datagrams import BROWSE_GROUP, job_group
-from tests.support.in_process import opened
 from tests.support.isolation import cable, host, inside, ip, needs_namespaces, nft, run_isolated
 from tests.support.receiving import gather, no_descriptor_leaks, nothing_more
 
@@ -240,6 +239,8 @@ def ipv6_on_loopback_alone() -> None:
 
 def a_fixed_port_where_an_interface_has_only_a_link_local_address() -> None:
     """A card without a network, or Docker's end of a container's cable."""
+    from tests.support.in_process import opened  # with torch, which takes seconds: each scenario has a new interpreter
+
     two_hosts()
     ip("-n a address flush dev eth1 scope global")
     (link_local,) = (str(address.ip) for address in interface_of("a").addresses)
