@@ -9,8 +9,6 @@ from mingle.protocol.phases import Committed
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
 
-SEEDS = range(20)
-
 
 def expect(process: Process, error: type[MingleError], *words: str) -> str:
     """Demands this failure with these words in its text; returns the text."""
@@ -24,8 +22,8 @@ def expect(process: Process, error: type[MingleError], *words: str) -> str:
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
-def test_a_rank_that_never_comes_is_named_by_all(loss: float) -> None:
-    for seed in SEEDS:
+def test_a_rank_that_never_comes_is_named_by_all(loss: float, seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, loss=loss, timeout=20)
         gathering.host(at=gathering.rng.uniform(0, 3))
         for rank in (1, 3):
@@ -49,8 +47,8 @@ def test_a_rank_that_came_and_went_is_named_apart() -> None:
         assert "pid 103" in text
 
 
-def test_no_rank_0_at_all() -> None:
-    for seed in SEEDS:
+def test_no_rank_0_at_all(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, timeout=10)
         for rank in (1, 2, 3):
             gathering.member(rank)
@@ -70,8 +68,8 @@ def test_a_host_that_hangs_is_said_to_hang() -> None:
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
-def test_the_same_rank_twice(loss: float) -> None:
-    for seed in SEEDS:
+def test_the_same_rank_twice(loss: float, seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, loss=loss)
         gathering.host()
         seated = gathering.member(1, "m1")
@@ -86,8 +84,8 @@ def test_the_same_rank_twice(loss: float) -> None:
         gathering.expect_formed([gathering.processes[0], seated, *others])
 
 
-def test_a_stopped_rank_is_replaced_and_learns_of_it() -> None:
-    for seed in SEEDS:
+def test_a_stopped_rank_is_replaced_and_learns_of_it(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed)
         host, stopped = gathering.host(), gathering.member(1, "m1")
         gathering.world.run(2.0)
@@ -104,8 +102,8 @@ def test_a_stopped_rank_is_replaced_and_learns_of_it() -> None:
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_two_rank_0s(deaf: bool) -> None:
-    for seed in SEEDS:
+def test_two_rank_0s(deaf: bool, seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=5)
         one = gathering.host("m0")
         other = gathering.host("m9", at=gathering.rng.choice((0.0, gathering.rng.uniform(0, 1))))
@@ -121,8 +119,8 @@ def test_two_rank_0s(deaf: bool) -> None:
             expect(worker, ConflictError, "more than one rank 0")
 
 
-def test_a_rank_0_that_goes_in_time_is_no_conflict() -> None:
-    for seed in SEEDS:
+def test_a_rank_0_that_goes_in_time_is_no_conflict(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed)
         old, new = gathering.host("m0"), gathering.host("m9", at=1.0)
         workers = [gathering.member(rank, at=gathering.rng.uniform(0, 2)) for rank in (1, 2)]
@@ -161,8 +159,8 @@ def test_a_rank_out_of_range_and_another_kind() -> None:
 
 
 @pytest.mark.parametrize("hosted", [True, False])
-def test_a_job_that_runs_already(hosted: bool) -> None:
-    for seed in SEEDS:
+def test_a_job_that_runs_already(hosted: bool, seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=3, duplicates=True)
         old = gathering.everybody()
         gathering.world.run(2.0)
@@ -194,8 +192,8 @@ def test_patience_with_a_running_job_ends_at_the_timeout() -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "killed", "powered off"])
-def test_a_job_that_ends_makes_room(how: str) -> None:
-    for seed in SEEDS:
+def test_a_job_that_ends_makes_room(how: str, seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=3, duplicates=True)
         old = gathering.everybody()
         gathering.world.run(2.0)
@@ -216,8 +214,8 @@ def test_a_job_that_ends_makes_room(how: str) -> None:
         assert gathering.now - ended < (25.0 if how == "powered off" else 3.0)
 
 
-def test_a_job_that_has_ended_is_not_in_the_way() -> None:
-    for seed in SEEDS:
+def test_a_job_that_has_ended_is_not_in_the_way(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=3, duplicates=True)
         old = gathering.everybody()
         gathering.world.run(2.0)
@@ -228,8 +226,8 @@ def test_a_job_that_has_ended_is_not_in_the_way() -> None:
         gathering.expect_formed(new, within=0.5)
 
 
-def test_two_jobs_at_once() -> None:
-    for seed in SEEDS:
+def test_two_jobs_at_once(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=3, loss=0.2)
         jobs = [
             [
@@ -244,8 +242,8 @@ def test_two_jobs_at_once() -> None:
         assert outcome_of(jobs[0][0]).session != outcome_of(jobs[1][0]).session
 
 
-def test_a_mistyped_job_id_is_named_by_both_sides() -> None:
-    for seed in SEEDS:
+def test_a_mistyped_job_id_is_named_by_both_sides(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=2, timeout=10)
         host, member = gathering.host(job="resnet50"), gathering.member(1, job="resnet5O")
         gathering.run()
@@ -261,8 +259,8 @@ def test_another_attempt_is_named_and_not_joined() -> None:
     expect(member, DiscoveryTimeoutError, "'1' by")
 
 
-def test_a_secret_on_all() -> None:
-    for seed in SEEDS:
+def test_a_secret_on_all(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, secret=b"s3cret", loss=0.2)
         gathering.everybody()
         gathering.run()
@@ -270,8 +268,8 @@ def test_a_secret_on_all() -> None:
 
 
 @pytest.mark.parametrize("keys", [(b"one", None), (None, b"one"), (b"one", b"two")])
-def test_secrets_that_differ(keys: tuple[bytes | None, bytes | None]) -> None:
-    for seed in SEEDS:
+def test_secrets_that_differ(keys: tuple[bytes | None, bytes | None], seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=2, timeout=6)
         host, member = gathering.host(secret=keys[0]), gathering.member(1, secret=keys[1])
         gathering.run()
@@ -288,8 +286,8 @@ def test_another_secured_job_nearby_is_no_sign_of_a_wrong_secret() -> None:
     expect(other, DiscoveryTimeoutError, "missing ranks: 1")
 
 
-def test_a_member_that_gives_up_while_go_is_under_way_is_a_loss() -> None:
-    for seed in SEEDS:
+def test_a_member_that_gives_up_while_go_is_under_way_is_a_loss(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=3)
         host, hasty, _ = gathering.everybody([0.0, 0.0, 0.5])
 

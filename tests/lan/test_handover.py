@@ -14,7 +14,6 @@ from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Endpoint, Process
 from tests.lan.strikes import mark
 
-SEEDS = range(15)
 STARTS: dict[str, Callable[[Gathering, int], float]] = {
     "random": lambda gathering, _: gathering.rng.uniform(0, 3),
     "rising": lambda _, number: 0.2 * number,
@@ -49,8 +48,8 @@ def expect_in_order(processes: list[Process]) -> None:
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 @pytest.mark.parametrize("size", [2, 4, 9])
 @pytest.mark.parametrize("start", STARTS)
-def test_ranks_follow_the_order_of_the_machines(start: str, size: int, loss: float) -> None:
-    for seed in SEEDS:
+def test_ranks_follow_the_order_of_the_machines(start: str, size: int, loss: float, seeds: range) -> None:
+    for seed in seeds:
         gathering = gather(seed, size, loss=loss)
         processes = everybody(gathering, start)
         gathering.run()
@@ -58,8 +57,8 @@ def test_ranks_follow_the_order_of_the_machines(start: str, size: int, loss: flo
         expect_in_order(processes)
 
 
-def test_ranks_on_a_machine_follow_their_process_ids_after_the_host() -> None:
-    for seed in SEEDS:
+def test_ranks_on_a_machine_follow_their_process_ids_after_the_host(seeds: range) -> None:
+    for seed in seeds:
         gathering = gather(seed, 8)
         processes = everybody(gathering, "random", ranks_on_each=2)
         gathering.run()
@@ -69,8 +68,8 @@ def test_ranks_on_a_machine_follow_their_process_ids_after_the_host() -> None:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_job_moves_once_at_most(start: str) -> None:
-    for seed in SEEDS:
+def test_a_job_moves_once_at_most(start: str, seeds: range) -> None:
+    for seed in seeds:
         gathering = gather(seed, 9)
         asked: set[bytes] = set()
 
@@ -87,9 +86,9 @@ def test_a_job_moves_once_at_most(start: str) -> None:
 
 @pytest.mark.parametrize("struck", ["sender", "receiver", "another member"])
 @pytest.mark.parametrize("frame", ["lead", "host-seen", "closed"])
-def test_one_dies_during_the_handover(frame: str, struck: str) -> None:
+def test_one_dies_during_the_handover(frame: str, struck: str, seeds: range) -> None:
     """LEAD goes from the host to the first, HOST_SEEN back, CLOSED from the host to each member."""
-    for seed in SEEDS:
+    for seed in seeds:
         gathering = gather(seed)
         processes = everybody(gathering, "the first comes last")
         killed: list[Process] = []
@@ -118,8 +117,8 @@ def test_one_dies_during_the_handover(frame: str, struck: str) -> None:
         expect_in_order(processes)
 
 
-def test_a_first_that_is_stopped_when_it_is_asked_leads_later() -> None:
-    for seed in SEEDS:
+def test_a_first_that_is_stopped_when_it_is_asked_leads_later(seeds: range) -> None:
+    for seed in seeds:
         gathering = gather(seed)
         processes = everybody(gathering, "the first comes last")
 
@@ -139,8 +138,8 @@ def hands_over(processes: list[Process]) -> bool:
     return any(process.hosts and process.phase is HandingOver for process in processes)
 
 
-def test_a_first_that_no_call_reaches_is_not_rank_0() -> None:
-    for seed in SEEDS:
+def test_a_first_that_no_call_reaches_is_not_rank_0(seeds: range) -> None:
+    for seed in seeds:
         gathering = gather(seed)
         processes = everybody(gathering, "random")
         processes[0].machine.takes_calls = False
@@ -154,9 +153,9 @@ def test_a_first_that_no_call_reaches_is_not_rank_0() -> None:
         assert "host m0" in notice
 
 
-def test_hosts_that_are_lost_with_all_that_they_know_leave_nobody_behind() -> None:
+def test_hosts_that_are_lost_with_all_that_they_know_leave_nobody_behind(seeds: range) -> None:
     """The first leads already, and the old host dies before it has closed."""
-    for seed in SEEDS:
+    for seed in seeds:
         gathering = gather(seed)
         processes = everybody(gathering, "falling")
         old: list[Process] = []
@@ -175,8 +174,8 @@ def test_hosts_that_are_lost_with_all_that_they_know_leave_nobody_behind() -> No
         expect_in_order(processes)
 
 
-def test_equal_node_ranks_of_two_machines_are_named() -> None:
-    for seed in SEEDS:
+def test_equal_node_ranks_of_two_machines_are_named(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, timeout=8, duplicates=True)
         gathering.orders = {f"m{number}": bytes((0, 0, 0, 0, min(number, 2))) for number in range(4)}
         processes = everybody(gathering, "random")
@@ -190,8 +189,8 @@ def test_equal_node_ranks_of_two_machines_are_named() -> None:
         assert any("node rank taken" in str(failure_of(each)) for each in [*processes[:2], other])
 
 
-def test_machines_without_a_node_rank_follow_those_with_one_and_are_named() -> None:
-    for seed in SEEDS:
+def test_machines_without_a_node_rank_follow_those_with_one_and_are_named(seeds: range) -> None:
+    for seed in seeds:
         gathering = gather(seed)
         gathering.orders["m2"] = bytes((0, 0, 0, 0, 1))
         gathering.orders["m3"] = bytes((0, 0, 0, 0, 0))

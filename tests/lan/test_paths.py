@@ -12,8 +12,6 @@ from mingle.wire.datagrams import Offer
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Mute
 
-SEEDS = range(20)
-
 
 def plug(gathering: Gathering, machine: str, *nics: tuple[str, str, str | None]) -> None:
     """Make a machine with these interfaces: name, address, segment."""
@@ -33,8 +31,8 @@ def two_networks(gathering: Gathering) -> None:
         )
 
 
-def test_the_first_address_is_filtered_and_the_second_is_found() -> None:
-    for seed in SEEDS:
+def test_the_first_address_is_filtered_and_the_second_is_found(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed)
         two_networks(gathering)
         gathering.machine("m0").filtered.add("10.1.0.1")
@@ -61,8 +59,8 @@ def test_each_rank_names_its_own_interface_and_address() -> None:
     ]
 
 
-def test_an_address_that_every_machine_has_is_never_chosen() -> None:
-    for seed in SEEDS:
+def test_an_address_that_every_machine_has_is_never_chosen(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=3)
         for number in range(3):
             plug(
@@ -82,8 +80,8 @@ def test_an_address_that_every_machine_has_is_never_chosen() -> None:
         assert outcome_of(everybody[1]).store_address == "10.1.0.1"
 
 
-def test_hosts_that_share_no_network_are_shown_who_reaches_whom() -> None:
-    for seed in SEEDS:
+def test_hosts_that_share_no_network_are_shown_who_reaches_whom(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=3)
         plug(gathering, "m0", ("left", "10.1.0.1", "one"), ("right", "10.2.0.1", "two"))
         plug(gathering, "m1", ("eth0", "10.1.0.2", "one"))
@@ -99,8 +97,8 @@ def test_hosts_that_share_no_network_are_shown_who_reaches_whom() -> None:
             assert "10.1.0.1 through eth0" in str(member.failure)
 
 
-def test_the_network_is_chosen_that_all_reach() -> None:
-    for seed in SEEDS:
+def test_the_network_is_chosen_that_all_reach(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=3)
         plug(gathering, "m0", ("a", "10.1.0.1", "one"), ("b", "10.2.0.1", "two"), ("c", "10.3.0.1", "three"))
         plug(gathering, "m1", ("a", "10.1.0.2", "one"), ("c", "10.3.0.2", "three"))
@@ -111,8 +109,8 @@ def test_the_network_is_chosen_that_all_reach() -> None:
         assert {outcome_of(process).store_address for process in everybody} == {"10.3.0.1"}
 
 
-def test_a_cable_that_is_cut_while_another_network_stands() -> None:
-    for seed in SEEDS:
+def test_a_cable_that_is_cut_while_another_network_stands(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed)
         two_networks(gathering)
         everybody = gathering.everybody([0.0, 0.0, 0.0, 2.0])
@@ -133,8 +131,8 @@ def test_an_advertised_address_is_dialed_too() -> None:
     assert outcome_of(gathering.processes[1]).store_address == "10.0.0.1"
 
 
-def test_a_listener_that_accepts_and_never_speaks_costs_little() -> None:
-    for seed in SEEDS:
+def test_a_listener_that_accepts_and_never_speaks_costs_little(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=2)
         plug(gathering, "m0", ("old0", "10.9.0.1", "lan"), ("eth0", "10.0.0.1", "lan"))
         everybody = gathering.everybody([0.0, 0.5])
@@ -153,9 +151,9 @@ def test_a_listener_that_accepts_and_never_speaks_costs_little() -> None:
 
 @pytest.mark.parametrize("state", ["open", "sealed"])
 @pytest.mark.parametrize("there", ["nobody", "mute", "silent"])
-def test_offers_out_of_the_past(state: str, there: str) -> None:
+def test_offers_out_of_the_past(state: str, there: str, seeds: range) -> None:
     """Somebody plays back the OFFER of a session that is long dead, again and again."""
-    for seed in SEEDS:
+    for seed in seeds:
         gathering = Gathering(seed, size=3)
         ghost = gathering.machine("m9")
         stale = Offer(
@@ -182,8 +180,8 @@ def test_offers_out_of_the_past(state: str, there: str) -> None:
         gathering.expect_formed(within=14.0 if suspect else 1.0)
 
 
-def test_offers_of_a_host_that_was_killed_are_played_back() -> None:
-    for seed in SEEDS:
+def test_offers_of_a_host_that_was_killed_are_played_back(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, size=3)
         old = gathering.host("m0")
         early = gathering.member(1)

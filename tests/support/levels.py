@@ -35,6 +35,14 @@ def repeated(times: int, *, soak: int) -> list[ParameterSet]:
     ]
 
 
+def spread(first: int, times: int) -> list[ParameterSet]:
+    """Return the seeds of a test that goes through several: the first on every level, the rest on level all."""
+    return [
+        pytest.param(range(first), id="first"),
+        pytest.param(range(first, times), id="rest", marks=pytest.mark.slow),
+    ]
+
+
 def chosen(always: list[T], *, soak: list[T]) -> list[T]:
     """Return the variants of a scenario: one of each kind, and in ``make soak`` those besides."""
     return [*always, *soak] if soaking() else always
