@@ -25,7 +25,7 @@ from tests.lan.agents import STARTED_AT, AgentGathering, AgentProcess
 from tests.lan.network import Barrier
 from tests.support.levels import repeated
 
-SEEDS = range(5)
+SEEDS = repeated(3, soak=3)
 NOTICED_SECONDS = 10.5
 """After so long without a word a host is known to be lost."""
 BARRIERS: tuple[Barrier, ...] = ("drop", "reset", "icmp")
@@ -805,7 +805,7 @@ def only_one(gathering: AgentGathering, one: AgentProcess, other: AgentProcess, 
     return holder
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", repeated(5, soak=15))
 def test_two_agents_that_start_with_one_node_rank(seed: int) -> None:
     """They host, are members, or come when the others have begun."""
     gathering = claimants(seed)

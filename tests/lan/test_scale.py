@@ -8,8 +8,8 @@ from tests.lan.gathering import Gathering
 from tests.lan.scale import late_host
 from tests.support.levels import soaking
 
-RANKS = 10_000 if soaking() else 300
-RANKS_WITH_SEATS = 300
+RANKS = 10_000 if soaking() else 150
+RANKS_WITH_SEATS = 150
 
 
 @pytest.mark.soak

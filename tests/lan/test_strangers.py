@@ -23,7 +23,7 @@ from tests.lan.process import Process
 from tests.lan.strangers import Babbler, Caller, Impostor
 from tests.support.levels import repeated
 
-SEEDS_PER_TEST = 20
+SEEDS_PER_TEST = 8
 
 
 def _has_begun(process: Process) -> bool:
@@ -39,7 +39,7 @@ def everybody(gathering: Gathering, *, given: bool) -> list[Process]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(4, soak=50))
+@pytest.mark.parametrize("batch", repeated(4, soak=125))
 def test_callers_that_say_anything(batch: int) -> None:
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         gathering = Gathering(seed, timeout=15, checked=False)
@@ -59,7 +59,7 @@ def test_callers_that_say_anything(batch: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(4, soak=50))
+@pytest.mark.parametrize("batch", repeated(4, soak=125))
 def test_callers_of_elected_hosts_that_say_anything(batch: int) -> None:
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         gathering = Gathering(seed, timeout=15, checked=False)
@@ -79,7 +79,7 @@ def test_callers_of_elected_hosts_that_say_anything(batch: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
-@pytest.mark.parametrize("batch", repeated(4, soak=50))
+@pytest.mark.parametrize("batch", repeated(4, soak=125))
 def test_hosts_that_say_anything(batch: int, given: bool) -> None:
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         gathering = Gathering(seed, timeout=15, checked=False)
@@ -106,7 +106,7 @@ def test_hosts_that_say_anything(batch: int, given: bool) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(2, soak=50))
+@pytest.mark.parametrize("batch", repeated(3, soak=125))
 def test_hosts_that_say_anything_to_agents(batch: int) -> None:
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         gathering = AgentGathering(seed, (2, 4), timeout=15.0)
@@ -176,7 +176,7 @@ def a_job_with_impostors(seed: int, *, given: bool) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
-@pytest.mark.parametrize("batch", repeated(2, soak=50))
+@pytest.mark.parametrize("batch", repeated(3, soak=125))
 def test_an_overheard_member_id_takes_no_seat(batch: int, given: bool) -> None:
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         a_job_with_impostors(seed, given=given)
@@ -200,7 +200,7 @@ def agents_with_impostors(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(2, soak=50))
+@pytest.mark.parametrize("batch", repeated(3, soak=125))
 def test_an_overheard_member_id_takes_no_seat_of_an_agent(batch: int) -> None:
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         agents_with_impostors(seed)
@@ -248,22 +248,24 @@ def invent(gathering: Gathering, address: str, state: State) -> None:
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
 @pytest.mark.parametrize("state", ["open", "sealed"])
-def test_sessions_that_somebody_invents_hold_nobody_up_for_long(state: State, silent: bool, given: bool) -> None:
+@pytest.mark.parametrize("seed", repeated(2, soak=2))
+def test_sessions_that_somebody_invents_hold_nobody_up_for_long(
+    seed: int, state: State, silent: bool, given: bool
+) -> None:
     """What is only said in datagrams gives way to those who have all proved that they are there."""
-    for seed in range(2):
-        gathering = Gathering(seed, timeout=120)
-        (nic,) = gathering.machine("m9").nics
-        if silent:
-            nic.machine.filtered.add(nic.address)
-        invent(gathering, nic.address, state)
-        starts = [gathering.rng.uniform(0, 3) for _ in range(4)]
-        if given:
-            gathering.everybody(starts)
-        else:
-            for number, at in enumerate(starts):
-                gathering.elector(f"m{number}", at=at)
-        gathering.run()
-        gathering.expect_formed(within=SILENT_SECONDS + 3)
+    gathering = Gathering(seed, timeout=120)
+    (nic,) = gathering.machine("m9").nics
+    if silent:
+        nic.machine.filtered.add(nic.address)
+    invent(gathering, nic.address, state)
+    starts = [gathering.rng.uniform(0, 3) for _ in range(4)]
+    if given:
+        gathering.everybody(starts)
+    else:
+        for number, at in enumerate(starts):
+            gathering.elector(f"m{number}", at=at)
+    gathering.run()
+    gathering.expect_formed(within=SILENT_SECONDS + 3)
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
