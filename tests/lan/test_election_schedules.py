@@ -19,15 +19,16 @@ from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.planted import ReusesVoidedEpochs, SealsWithoutConfirm
 from tests.support.levels import repeated
 
+SEEDS_PER_BATCH = 25
 SEEDS_PER_TEST = 50
 """More than twice as many schedules as it takes to find the rarest of the planted bugs (19)."""
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(6, soak=200))
+@pytest.mark.parametrize("batch", repeated(6, soak=400))
 def test_random_schedules(batch: int) -> None:
     failed = []
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+    for seed in range(batch * SEEDS_PER_BATCH, (batch + 1) * SEEDS_PER_BATCH):
         try:
             ElectionSchedule(seed).run()
         except AssertionError as problem:
@@ -142,7 +143,10 @@ LATE = "no GO 40 s after the end of the chaos|without GO 40 s after"
 @pytest.mark.parametrize(
     ("module", "name", "bug", "finding"),
     [
-        (host_module, "Registrar", SealsWithoutConfirm, f"has sealed without a word of|{LATE}"),
+        pytest.param(
+            *(host_module, "Registrar", SealsWithoutConfirm, f"has sealed without a word of|{LATE}"),
+            marks=pytest.mark.slow,  # the schedules with ranks look for it on every level, and sooner
+        ),
         (host_module, "Registrar", ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
         (gathering, "Elector", ClosesWithoutProof, "which has proved nothing"),
         (gathering, "Elector", GoesOnAfterClosed, "hosts a session and has asked another host"),
@@ -159,7 +163,9 @@ LATE = "no GO 40 s after the end of the chaos|without GO 40 s after"
         (gathering, "Elector", BeginsAnewForEachQuestion, "has looked for a host for .* and not become one"),
         (gathering, "Elector", AsksAndBecomesTheHost, "hosts 0.* s after its question"),
         (election, "Attendance", IgnoresLowerIds, "hosts early without the lowest id"),
-        (election, "Attendance", IgnoresOffers, "hosts early, .* after an OFFER"),
+        pytest.param(
+            *(election, "Attendance", IgnoresOffers, "hosts early, .* after an OFFER"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_planted_bug_is_found(

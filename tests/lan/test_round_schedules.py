@@ -14,12 +14,12 @@ from tests.lan.planted import search
 from tests.lan.round_schedules import RoundSchedule
 from tests.support.levels import repeated
 
-SEEDS_PER_TEST = 50
+SEEDS_PER_TEST = 15
 QUICK_SCHEDULES = 100
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(2, soak=100))
+@pytest.mark.parametrize("batch", repeated(4, soak=334))
 def test_random_schedules(batch: int) -> None:
     failed = []
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
