@@ -146,6 +146,7 @@ FIRST = {
     "allow_a_grace_after_the_quorum_is_lost": 17,
     "found_with_half": 52,
     "keep_with_one_less": 76,
+    "let_the_experienced_start_small": 163,
     "never_step_down_for_another_session": 274,
     "count_everybody_who_has_a_seat": 299,
 }
