@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib
 import json
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -57,7 +59,6 @@ def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ())
     # Not above: whether and when mingle is imported is the ranks' own affair.
     from mingle.config.settings import DEFAULT_PORT
 
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     ports = dict(zip(groups, map(str, unused_udp_ports(len(groups))), strict=True))
     wanted = [
         {
@@ -68,17 +69,7 @@ def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ())
         for name, ranks in groups.items()
         for rank in ranks
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.forked_ranks", *preload],
-        input=json.dumps(wanted),
-        cwd=ROOT,
-        env=kept | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=DEADLINE,
-        check=True,
-    )
-    results = iter(json.loads(done.stdout))
+    results = iter(_forker(tuple(preload)).run(wanted))
     return {
         name: [
             (status, _NO_NAME_SERVER.sub("", output).replace(f"UDP port {ports[name]}", f"UDP port {DEFAULT_PORT}"))
@@ -88,18 +79,59 @@ def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ())
     }
 
 
-def _run_all() -> None:
-    """The process that forks the ranks."""
+class _Forker:
+    """The process that forks: it has imported torch once, and lives as long as the tests do."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.forked_ranks", *preload],
+            cwd=ROOT,
+            env=kept | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(self._close)
+
+    def run(self, wanted: list[dict[str, Any]]) -> list[tuple[int, str]]:
+        """Have these ranks run, all at once; return each one's exit status and output."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(wanted) + "\n")
+        self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], DEADLINE)[0]:
+            self._process.kill()
+            _forker.cache_clear()
+            raise TimeoutError(f"the ranks have not ended within {DEADLINE} s")
+        results: list[tuple[int, str]] = json.loads(self._process.stdout.readline())
+        return results
+
+    def _close(self) -> None:
+        """It ends when it reads no more."""
+        with self._process:
+            pass
+
+
+_forker = functools.cache(_Forker)
+
+
+def _serve() -> None:
+    """Be the process that forks the ranks."""
     for module in ("torch.distributed", *sys.argv[1:]):
         importlib.import_module(module)  # once for all of them
+    for line in sys.stdin:
+        print(json.dumps(_run_all(json.loads(line))), flush=True)
 
-    wanted = json.load(sys.stdin)
-    sys.stdin.close()
+
+def _run_all(wanted: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    """Fork the ranks, and wait for all of them."""
     outputs = [tempfile.TemporaryFile("w+") for _ in wanted]  # noqa: SIM115 - open until all have written
     pids = []
     for rank, output in zip(wanted, outputs, strict=True):
         pid = os.fork()
         if pid == 0:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
             os._exit(_run_one(rank))
@@ -110,7 +142,7 @@ def _run_all() -> None:
         output.seek(0)
         results.append((status, output.read()))
         output.close()
-    json.dump(results, sys.stdout)
+    return results
 
 
 _MAIN: dict[str, Any] = {"__name__": "__main__"}
@@ -136,4 +168,4 @@ def _run_one(rank: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    _run_all()
+    _serve()

@@ -21,6 +21,8 @@ _DESCRIPTORS = Path("/dev/fd")  # Linux and macOS
 _EXPECTED_VARIABLES = frozenset(
     {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 )
+# started once, they live as long as the interpreter by design: Python's own, and the one of `forked_ranks`
+_EXPECTED_CHILDREN = ("multiprocessing.resource_tracker", "tests.support.forked_ranks")
 
 
 class LeakError(AssertionError):
@@ -123,8 +125,7 @@ def _children() -> Iterator[int]:
     for listing in Path("/proc/self/task").glob("*/children"):  # proc(5): of each thread those that it has forked
         with contextlib.suppress(FileNotFoundError):  # the thread has ended, and its children are another's now
             for pid in listing.read_text().split():
-                # Python's own: started once by multiprocessing, it lives as long as the interpreter by design
-                if "multiprocessing.resource_tracker" not in _describe_process(int(pid)):
+                if not any(name in _describe_process(int(pid)) for name in _EXPECTED_CHILDREN):
                     yield int(pid)
 
 
