@@ -45,25 +45,30 @@ def run(*command: str, **settings: str) -> str:
     return done.stdout
 
 
-def test_without_scikit_learn_it_says_what_to_install(tmp_path: Path) -> None:
-    hide = "import sys; sys.modules['sklearn'] = None\n"
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as util\nfind = util.find_spec\n"
-        "util.find_spec = lambda name, *rest: None if name == 'sklearn' else find(name, *rest)\n" + hide
-    )
-    path = f"{tmp_path}{os.pathsep}{ROOT / 'src'}"
-    assert "--job-id" in run(str(SCRIPT), "--help", PYTHONPATH=path)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--job-id", "alone"],
-        env=environment(PYTHONPATH=path, RANK="1", WORLD_SIZE="2"),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "fix: " in done.stderr
-    assert done.stderr.endswith("-m pip install scikit-learn\n")
+def load_example() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("ddp_train", SCRIPT)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_without_scikit_learn_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MINGLE_TIMEOUT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    example = load_example()
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--help"])
+    with pytest.raises(SystemExit) as ended:
+        example.main()
+    assert ended.value.code == 0
+    assert "--job-id" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--job-id", "alone"])
+    with pytest.raises(SystemExit, match=r"(?s)fix: .* -m pip install scikit-learn$"):
+        example.main()
 
 
 def run_ranks(world_size: int, *arguments: str) -> str:
@@ -98,12 +103,7 @@ def digest(output: str) -> str:
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
     """The example as a module, for what can be seen without other ranks."""
-    specification = importlib.util.spec_from_file_location("ddp_train", SCRIPT)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return load_example()
 
 
 def test_demo_fails_when_a_rank_does(tmp_path: Path) -> None:
