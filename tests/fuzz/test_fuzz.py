@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import typing
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -45,9 +46,9 @@ def test_every_target_accepts_its_corpus_and_the_mutations_differ(name: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_machines_come_far(kind: str) -> None:
     """Fuzz that every machine turned away at its door would show little."""
-    stages = _play(Theatre(kind, random.Random(2)))
-    reached = {"host": {"confirming", "sealed", "running"}, "rank": {"seated", "confirmed", "acknowledged", "formed"}}
-    assert stages >= reached.get(kind, {"seeking", "confirming", "running", "formed"})
+    far = {"host": {"confirming", "sealed", "running"}, "rank": {"seated", "confirmed", "acknowledged", "formed"}}
+    wanted = far.get(kind, {"seeking", "confirming", "running", "formed"})
+    assert _play(Theatre(kind, random.Random(2)), wanted) >= wanted
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,7 +102,7 @@ def _believe_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_planted_bug_of_a_decoder_is_found(plant: Any, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, ValueError, OSError, RecursionError)):
-        fuzzing.decoders(STEPS, random.Random(3), only=target)
+        fuzzing.decoders(STEPS, random.Random(7), only=target)
 
 
 def test_a_planted_bug_of_a_machine_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,9 +114,12 @@ def test_a_planted_bug_of_a_machine_is_found(monkeypatch: pytest.MonkeyPatch) ->
         _play(Theatre("host", random.Random(4)))
 
 
-def _play(theatre: Theatre) -> set[str]:
-    stages = set()
+def _play(theatre: Theatre, wanted: Collection[str] = ()) -> set[str]:
+    """Return the stages that it has come to, all of them or as soon as the wanted ones are among them."""
+    stages = set[str]()
     for _ in range(STEPS):
+        if wanted and stages.issuperset(wanted):
+            break
         theatre.step()
         stages.add(theatre.machine.stage().partition(",")[0])
     return stages

@@ -55,7 +55,7 @@ def test_there_is_a_golden_frame_of_each_type() -> None:
 
 @pytest.mark.parametrize("kind", ALL_FRAMES)
 def test_round_trip(kind: type[AnyFrame]) -> None:
-    @settings(derandomize=True, database=None, max_examples=40, deadline=None)
+    @settings(derandomize=True, database=None, max_examples=15, deadline=None)
     @given(messages(kind))
     def check(frame: AnyFrame) -> None:
         assert read(encode_frame(frame)) == frame
@@ -458,7 +458,7 @@ def test_random_streams_are_rejected_or_valid_and_never_raise_anything_else() ->
     rng = random.Random(20260102)
     plain = [frame for data in STREAMS for frame in _cut(data)]
     outcomes: set[str] = set()
-    for number in range(100_000):
+    for number in range(20_000):
         reader = FrameReader()
         if number % 4 == 3:
             reader.keys = keys()[1]
