@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -16,9 +15,6 @@ from mingle.engine.discovery import Discovery
 from mingle.protocol.machine import Formation
 from tests.support.bystanders import free_udp_port
 from tests.support.loopback import job_name
-
-# Torch's objects stay for good; without this each collection of garbage, one per test, would walk all of them.
-gc.freeze()
 
 
 class Formed(NamedTuple):
@@ -60,9 +56,11 @@ def opened(discovery: Discovery) -> Discovery:
 
 
 @contextlib.contextmanager
-def formed(world_size: int = 2, *, enters: bool = False, **more: Any) -> Iterator[list[Formed]]:
+def formed(
+    world_size: int = 2, *, enters: bool = False, job_id: str = "", port: int = 0, **more: Any
+) -> Iterator[list[Formed]]:
     """All the ranks of a job that has formed, in order; closed at the end, members before rank 0."""
-    job_id, port = job_name("formed"), free_udp_port()
+    job_id, port = job_id or job_name("formed"), port or free_udp_port()
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(world_size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import json
 import re
@@ -62,9 +63,14 @@ def run_python(code: str) -> object:
     return json.loads(done.stdout)
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(module: str, path: Path) -> Iterator[str]:
     """Yield the package's modules that this one needs when it runs, wherever in it they are imported."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     only_typing = {
         id(node)
         for block in ast.walk(tree)
@@ -117,8 +123,7 @@ def test_modules_depend_on_each_other_one_way() -> None:
 @pytest.mark.parametrize("path", MODULES.values(), ids=MODULES.keys())
 def test_module_says_what_it_is_for(path: Path) -> None:
     assert path.stem not in {"utils", "util", "helpers", "common", "misc"}
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree), "a module opens with what it is for"
+    assert ast.get_docstring(parsed(path)), "a module opens with what it is for"
 
 
 # The modules without a file of tests of their own, and why.

@@ -25,6 +25,7 @@ from tests.support.bystanders import (
     gathering,
     run_command,
 )
+from tests.support.in_process import formed
 from tests.support.loopback import longer
 
 SECRET = "correct horse battery staple"
@@ -172,41 +173,20 @@ def test_find_waits_as_long_as_the_ranks_do(port: int) -> None:
     assert "within 0.5 s" in result.stderr
 
 
-RANK = """
-import sys, mingle
-with mingle.discover("real", rank=int(sys.argv[1]), world_size=2, discovery_timeout=60) as job:
-    print(job.master_addr, job.master_port, flush=True)
-    sys.stdin.read()
-"""
-
-
 def test_a_job_that_has_formed_is_found_at_its_store(port: int) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank)],
-            env=command_environment(port),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
+    with formed(job_id="real", port=port) as ranks:
         exported = run_command("find", "real", "--export", "-t", "60", port=port).stdout
         control = json.loads(run_command("find", "real", "--control", "--json", port=port).stdout)
         (row,) = command("list", port=port).stdout.splitlines()
-    finally:
-        said = [rank.communicate(timeout=60)[0].split() for rank in ranks]
-    (address, store_port), _ = said
-    assert said[0] == said[1]
+    formation = ranks[0].formation
+    address, store_port = formation.store_address, formation.store_port
     assert shlex.split(exported) == ["export", f"MASTER_ADDR={address}", f"MASTER_PORT={store_port}"]
     assert (control["address"], control["endpoint"]) == (address, "control")
-    assert control["port"] != int(store_port)
+    assert control["port"] != store_port
     cells = row.split("\t")
     assert cells[0] == "real"
     assert cells[1] in {"sealed", "running"}
     assert cells[3:7] == [f"{address}:{store_port}", "2/2", "-", "-"]
-    assert [rank.returncode for rank in ranks] == [0, 0]
 
 
 # --- watch ---

@@ -105,12 +105,6 @@ def test_the_scheme_is_known_in_any_order(small_torch: Path, imports: str) -> No
     assert seen["source"] == '"""A rendezvous.'
 
 
-def test_scheme_is_registered_with_torch() -> None:
-    seen = run("import mingle; import torch.distributed" + REAL_LOOK)
-    assert seen["handlers"].keys() >= {"env", "tcp", "file", *REGISTERED}
-    assert seen["finders"] == []
-
-
 def test_without_torch_one_finder_waits_and_is_in_nobodys_way(small_torch: Path) -> None:
     seen = run(
         "import json, sys, importlib, mingle; from mingle.distributed import url_scheme; url_scheme.install()\n"
@@ -175,23 +169,26 @@ def test_scheme_works_in_a_program_that_never_imports_mingle() -> None:
     assert seen == [False, True, True]
 
 
-def test_broken_mingle_breaks_the_call_and_not_the_import_of_torch(tmp_path: Path) -> None:
-    (tmp_path / "mingle").mkdir()
-    (tmp_path / "mingle/__init__.py").write_text("import a_dependency_that_is_gone")
+def test_broken_mingle_breaks_the_call_and_not_the_import_of_torch(small_torch: Path) -> None:
+    (small_torch / "mingle").mkdir()
+    (small_torch / "mingle/__init__.py").write_text("import a_dependency_that_is_gone")
     seen = run(
-        "import json, torch.distributed as dist\n"
+        "import json, torch.distributed, mingle_autoload\n"
+        "mingle_autoload.register()\n"
         "try:\n"
-        "    dist.init_process_group('gloo', init_method='mingle://job', rank=0, world_size=1)\n"
+        "    torch.distributed.rendezvous._rendezvous_handlers['mingle']('mingle://job', rank=0, world_size=1)\n"
         "except ModuleNotFoundError as error:\n"
         "    print(json.dumps(error.name))",
-        tmp_path,
+        small_torch,
     )
     assert seen == "a_dependency_that_is_gone"
 
 
-def test_import_of_mingle_registers_where_autoload_is_off() -> None:
+def test_import_of_mingle_registers_with_torch_where_autoload_is_off() -> None:
     seen = run("import mingle, torch" + REAL_LOOK, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert seen["handlers"].items() >= REGISTERED.items()
+    assert seen["handlers"].keys() >= {"env", "tcp", "file"}
+    assert seen["finders"] == []
 
 
 @pytest.mark.parametrize(

@@ -91,16 +91,25 @@ def test_no_thread_of_a_loop_imports_anything() -> None:
 
 
 def test_a_module_can_make_a_job_while_it_is_imported(tmp_path: Path) -> None:
-    job, port, ranks = job_name("imported"), free_udp_port(), []
-    for rank in (1, 0):
-        code = CALLS_WHILE_IMPORTED.format(job=job, rank=rank, port=port)
-        (tmp_path / f"train{rank}.py").write_text(code, encoding="utf-8")
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-c", f"import train{rank}"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    job, port = job_name("imported"), free_udp_port()
+    code = CALLS_WHILE_IMPORTED.format(job=job, rank=1, port=port)
+    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    other = discovery_of(settings_of(job, 0, 2, port))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(other.run)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", "import train"],
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=120,
+                check=False,
             )
-        )
-    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["2\n"] * 2
+            assert (done.returncode, done.stdout) == (0, "2\n")
+        finally:
+            other.close("the test is over")
+            running.exception(30)
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system has no signal masks")
