@@ -47,7 +47,6 @@ def survivors(job: Job, hosts: list[Host], *, of_host: bool) -> tuple[Host, list
     return lost, [host for host in hosts if host is not lost]
 
 
-@pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 @pytest.mark.parametrize("victim", chosen(["host"], soak=["other"]))

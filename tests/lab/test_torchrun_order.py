@@ -42,7 +42,6 @@ def warnings(made: Job, host: Host) -> str:
     return "\n".join(event["text"] for event in made.agents[host].events if event.name == "log")
 
 
-@pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_hosts_are_in_the_order_of_their_names(lab: Lab, job: MakeJob, seed: int) -> None:
