@@ -40,17 +40,11 @@ class RecordingPort:
     def no_mesh(self, proof: Proof) -> None:
         self.calls.append(("no_mesh", proof))
 
-    def mesh_warning(self, proof: Proof) -> None:
-        self.calls.append(("mesh_warning", proof))
-
     def give_way(self, left_out: LeftOut) -> None:
         self.calls.append(("give_way", left_out))
 
-    def left_out(self, text: str) -> None:
-        self.calls.append(("left_out", text))
-
-    def mesh_sampled(self, proof: Proof) -> None:
-        self.calls.append(("mesh_sampled", proof))
+    def notice(self, text: str, *, warns: bool = True) -> None:
+        self.calls.append(("notice", text))
 
     def reopened(self, reason: str, now: float) -> None:
         self.calls.append(("reopened", reason))

@@ -480,21 +480,13 @@ class Host:
             error = mesh_report.error(self.identity.job, heading, lines, cause, remedy)
             self._end(heading, conflict=True, failure=error, unconnected=tuple(lines))
 
-    def mesh_warning(self, proof: Proof) -> None:
-        """Show which nodes can't reach each other, and go on."""
-        self._effects.append(Notice(mesh_report.warning(self.identity.job, proof, self.identity.who.unit)))
-
     def give_way(self, left_out: LeftOut) -> None:
         """Close, since this host can't reach nodes that can form the job without it."""
         self.gave_way = left_out.refusal(self.identity.who)
 
-    def left_out(self, text: str) -> None:
-        """Show that a node gets no seat, since it and a member can't reach each other."""
-        self._effects.append(Notice(f"job {self.identity.job!r}: {text}"))
-
-    def mesh_sampled(self, proof: Proof) -> None:
-        """Show that only a sample of the pairs was proved."""
-        self._effects.append(Notice(mesh_report.sample(self.identity.job, proof), warns=False))
+    def notice(self, text: str, *, warns: bool = True) -> None:
+        """Show a message about the job."""
+        self._effects.append(Notice(f"job {self.identity.job!r}: {text}", warns))
 
     def reopened(self, reason: str, now: float) -> None:
         """Announce that the session takes members again."""

@@ -144,7 +144,7 @@ class Latecomers:
             return False
         left_out = mesh_report.without(proof, seat.member)
         if self._admission.leave_out(str(left_out)):
-            self._port.left_out(str(left_out))
+            self._port.notice(str(left_out))
         if self._mesh == "warn":
             return False
         self.forget(seat)

@@ -250,17 +250,11 @@ class RegistrarPort(Protocol):
     def no_mesh(self, proof: Proof) -> None:
         """Fail: nodes can't reach each other on any network that all share."""
 
-    def mesh_warning(self, proof: Proof) -> None:
-        """Show the same as a warning."""
-
     def give_way(self, left_out: LeftOut) -> None:
         """Close, since this host can't reach nodes that can form the job without it."""
 
-    def left_out(self, text: str) -> None:
-        """Show that a node gets no seat, since it and a member can't reach each other."""
-
-    def mesh_sampled(self, proof: Proof) -> None:
-        """Show that only a sample of the pairs was proved."""
+    def notice(self, text: str, *, warns: bool = True) -> None:
+        """Show a message about the job."""
 
     def reopened(self, reason: str, now: float) -> None:
         """Announce that an epoch was voided and the session takes members again."""

@@ -29,7 +29,6 @@ from mingle.wire.frames import (
     ProcessInfo,
     Refused,
     Target,
-    Unit,
     Unreached,
 )
 
@@ -524,12 +523,13 @@ def error(job: str, heading: str, lines: Sequence[str], cause: str, remedy: str)
     return ConnectivityError.explain(observation, cause=cause, remedy=remedy)
 
 
-def warning(job: str, proof: Proof, unit: Unit) -> str:
+def warning(proof: Proof) -> str:
     """Return the warning of a job that forms all the same."""
+    unit = proof.nodes[0].who.unit
     heading, lines = describe(proof)
     cause, remedy = cause_of(proof)
     return (
-        f"job {job!r}: {heading}; the {unit}s start all the same (mesh=warn): {'; '.join(lines)}. "
+        f"{heading}; the {unit}s start all the same (mesh=warn): {'; '.join(lines)}. "
         f"Likely cause: {cause}. Fix: {remedy}"
     )
 
@@ -604,10 +604,10 @@ def without(proof: Proof, member: bytes, dialed_by: Mapping[int, set[int]] | Non
     return LeftOut(proof.nodes[number], "; ".join(map(_cut, text.lines())), *text.cause())
 
 
-def sample(job: str, proof: Proof) -> str:
+def sample(proof: Proof) -> str:
     """Return the message that not every pair of a large job was proved."""
     total = len(proof.nodes)
-    return f"job {job!r}: its mesh of {total} nodes is sampled: each node has reached {_dialed(total)} others by TCP"
+    return f"its mesh of {total} nodes is sampled: each node has reached {_dialed(total)} others by TCP"
 
 
 def _dialed(nodes: int) -> int:

@@ -566,9 +566,9 @@ class Registrar:
         match self._confirmation.choose(state, now):
             case Chosen(address=address, broken=broken):
                 if broken is not None:
-                    self._port.mesh_warning(broken)
+                    self._port.notice(mesh_report.warning(broken))
                 elif state.proof is not None and state.proof.sampled:
-                    self._port.mesh_sampled(state.proof)
+                    self._port.notice(mesh_report.sample(state.proof), warns=False)
                 return address
             case NothingShared():
                 self._keep_apart(state, now)
@@ -600,7 +600,7 @@ class Registrar:
             seat, text = seats[left_out.node.member], str(left_out)
             assert seat.conn is not None
             if self.admission.leave_out(text):
-                self._port.left_out(text)
+                self._port.notice(text)
             self.admission.gone(seat.member)
             seats.free(seat)
             claimants += self._challenges.take(seat.member)

@@ -146,7 +146,7 @@ class Running:
         return ranks
 
     def left_out(self) -> list[str]:
-        return [text for _, text in of(self.port.calls, "left_out")]
+        return [text for _, text in of(self.port.calls, "notice")]
 
 
 def test_latecomer_becomes_a_member_by_a_commit_of_its_own() -> None:
