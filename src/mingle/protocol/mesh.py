@@ -51,8 +51,9 @@ NEXT_NETWORK_SECONDS = 3.0
 """The same on each further network, if the mesh does not hold on the first one."""
 AGAIN_SECONDS = 2.0
 """The same for the last try: a path that was cut for a moment must not end the job."""
-INSPECTION_SECONDS = 3.0
-"""The time in which a machine has to find out what is wrong with itself: a tool that lists its firewall can hang."""
+INSPECTION_SECONDS = AGAIN_SECONDS
+"""The time in which a machine has to find out what is wrong with itself: a tool that lists its firewall can hang, and the last
+try must not become longer for it."""
 MAX_CALLERS = 256
 """The connections that a member accepts at a time."""
 CALLERS_SHARE = 8
