@@ -60,8 +60,10 @@ def expect_in_order(ranks: Sequence[Rank[dict[str, Any]]], hosts: Sequence[Host]
 
 @pytest.mark.quick
 @pytest.mark.soak
-@pytest.mark.parametrize("loss", [0, 30])
-@pytest.mark.parametrize("first_last", [False, True])
+@pytest.mark.parametrize(
+    ("first_last", "loss"),
+    [(False, 0), (True, 30), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 30), (True, 0)))],
+)
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_init_in_any_order_of_starts(lab: Lab, seed: int, first_last: bool, loss: int) -> None:
     hosts = hosts_of(lab, loss=loss)

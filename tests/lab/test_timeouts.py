@@ -81,7 +81,14 @@ def test_loopback_is_not_the_cause_once_ranks_have_joined_over_it(lab: Lab, seed
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(("mine", "other"), [("s3cret", None), (None, "s3cret"), ("s3cret", "another")])
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        (None, "s3cret"),
+        pytest.param("s3cret", None, marks=pytest.mark.slow),
+        pytest.param("s3cret", "another", marks=pytest.mark.slow),
+    ],
+)
 def test_a_secret_on_one_side_only(lab: Lab, mine: str | None, other: str | None) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(2)]

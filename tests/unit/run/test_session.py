@@ -129,7 +129,9 @@ def test_a_mingle_run_that_is_killed_ends_its_program_and_the_others(nodes: Node
     until(lambda: all(has_ended(pid) for pid in pids))
 
 
-@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize(
+    "number", ["SIGINT", "SIGTERM", *(pytest.param(each, marks=pytest.mark.slow) for each in ("SIGHUP", "SIGQUIT"))]
+)
 def test_a_signal_goes_to_the_program_and_its_end_ends_the_others(nodes: Nodes, number: str) -> None:
     trap = f"trap 'echo caught; exit 0' {number[3:]}; {SAY} while :; do sleep 0.05; done"
     nodes.start("--", "sh", "-c", trap)
