@@ -85,7 +85,7 @@ def check(found: list[dict[str, Any]], hosts: list[Host]) -> None:
 
 @pytest.mark.quick
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(3, soak=50))
+@pytest.mark.parametrize("seed", repeated(1, soak=50))
 def test_four_hosts(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(4)]
@@ -101,7 +101,7 @@ def test_two_hosts_with_four_processes_each(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(2, soak=50))
+@pytest.mark.parametrize("seed", repeated(1, soak=50))
 def test_under_loss(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(4)]
@@ -111,7 +111,7 @@ def test_under_loss(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(2, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_a_network_cut_in_two_from_the_start(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(4)]
@@ -171,7 +171,7 @@ def test_the_elected_host_is_killed_and_replaced(lab: Lab, phase: str, seed: int
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(2, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_the_elected_host_is_killed_while_the_job_seals(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(5)]
