@@ -40,17 +40,18 @@ def started_right(job: Job, hosts: list[Host], workers: int) -> None:
 
 @pytest.mark.quick
 @pytest.mark.soak
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-def test_three_hosts_with_two_workers_each_in_any_order(lab: Lab, job: MakeJob, seed: int) -> None:
+def test_three_hosts_in_any_order(lab: Lab, job: MakeJob, seed: int, workers: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
-    made = job(f"any-order-{seed}", "3", workers=2)
+    made = job(f"any-order-{seed}-{workers}", "3", workers=workers)
     rng = random.Random(seed)
     for host in rng.sample(hosts, 3):
         made.start(host)
         threading.Event().wait(rng.uniform(0, 10 if soaking() else 1))
     made.wait_for_group(hosts)
-    started_right(made, hosts, 2)
+    started_right(made, hosts, workers)
     made.finish(*hosts)
 
 
