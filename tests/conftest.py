@@ -41,6 +41,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what the imports made out of every collection of garbage: torch alone makes them slower than most tests."""
+    _freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_imports_of_other_tests_in_the_garbage() -> Iterator[None]:
+    """Tests import, too: scikit-learn alone makes the collections of all tests after it five times as slow."""
+    yield
+    _freeze()
+
+
+def _freeze() -> None:
     gc.collect()
     gc.freeze()
 
