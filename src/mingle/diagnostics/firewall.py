@@ -1,12 +1,13 @@
 """Find the rule of this host's firewall that drops a packet, and the command that lets the packet through.
 
 It reads the listing of ``nft list ruleset`` (nft(8)), which also shows the rules of a current iptables. It does not
-evaluate everything: an expression that it can't read counts as no match. Other modules measure whether packets are
-dropped; this one only names the rule.
+evaluate everything: a rule that it can't read is never named, and where such a rule may let the packet pass, nothing
+that follows it is. Other modules measure whether packets are dropped; this one only names the rule.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,9 @@ _CHAIN = re.compile(r"chain (\S+) \{")
 _TABLE = re.compile(r"table (\S+) (\S+) \{")
 _HOOK = re.compile(r"type filter hook (\S+) priority")
 _POLICY = re.compile(r"policy (accept|drop);")
-_JUMP = re.compile(r"\b(?:jump|goto) (\S+)")
-_VERDICT = re.compile(r"\b(accept|drop|reject)\b")
+_JUMP = re.compile(r"\b(jump|goto) (\S+)")
+_VERDICT = re.compile(r"\b(accept|drop|reject|return|vmap)\b")
+_OTHER_PROTOCOLS = re.compile(r"\b(icmp|icmpv6|ipv6-icmp|igmp|sctp|dccp|esp|ah|gre)\b")
 _NOISE = re.compile(
     r'counter packets \d+ bytes \d+|comment ".*?"|# .*$|reject with \S+( type)?( \S+)?$|log .*?(?=accept|drop|reject|$)'
 )
@@ -37,6 +39,7 @@ _MATCHES: dict[str, re.Pattern[str]] = {
     "interface": re.compile(r"(?:meta )?(?:iifname|iif|oifname|oif) (\{[^}]*\}|\S+)"),
     "state": re.compile(r"ct state (\S+)"),
     "syn": re.compile(r"tcp flags (?:& \([^)]*\) == syn|syn(?: / \S+)?)(?= |$)"),
+    "type": re.compile(r"fib daddr type (\S+)"),
     "dice": re.compile(r"numgen random mod \d+ < \d+"),
 }
 
@@ -52,6 +55,11 @@ class Packet(Struct, frozen=True):
     interface: str = ""
     source: str = ""
     """The source address; empty if it is not known, and then no rule for certain sources matches."""
+
+    @property
+    def ipv6(self) -> bool:
+        """Whether it is a packet of IPv6."""
+        return ":" in self.destination or ":" in self.source
 
     @property
     def multicast(self) -> bool:
@@ -90,7 +98,9 @@ def parse(listing: str) -> list[Chain]:
     inside: Chain | None = None
     for raw in listing.splitlines():
         line = raw.strip()
-        if found := _TABLE.match(line):
+        if line == "flags dormant" and inside is None:
+            family = "dormant"
+        elif found := _TABLE.match(line):
             family, table = found[1], found[2]
         elif found := _CHAIN.match(line):
             inside = Chain(family, table, found[1])
@@ -120,55 +130,75 @@ def blocked(chains: Sequence[Chain], packet: Packet, hook: str = "input") -> Blo
     return None
 
 
+def without_noise(rule: str) -> str:
+    """Return a rule without its counters and comments, and without the words of a log entry or of a rejection."""
+    rest = _NOISE.sub(lambda match: "reject" if match[0].startswith("reject") else "", rule)
+    return " ".join(rest.split())
+
+
 def _meets(family: str, packet: Packet) -> bool:
-    version = ipaddress.ip_address(packet.destination).version if packet.destination else 4
-    return family == "inet" or (family == "ip6") == (version == 6)
+    return family == "inet" or (family == "ip6") == packet.ipv6
 
 
 def _walk(
     chain: Chain, packet: Packet, by_name: Mapping[tuple[str, str, str], Chain], depth: int
-) -> Block | Literal["accept"] | None:
+) -> Block | Literal["accept", "unknown"] | None:
     """Return the verdict of a chain; None if no rule has one."""
     if depth > 16:  # the kernel's own limit of jumps (NFT_JUMP_STACK_SIZE)
-        return None
+        return "unknown"
     for rule in chain.rules:
-        if not _matches(rule, packet):
-            continue
-        if jump := _JUMP.search(rule):
-            target = by_name.get((chain.family, chain.table, jump[1]))
-            found = None if target is None else _walk(target, packet, by_name, depth + 1)
-            if found is not None:
+        matches = _matches(rule, packet)
+        jump, verdict = _JUMP.search(rule), _VERDICT.search(without_noise(rule))
+        if matches is False or (matches is None and verdict is not None and verdict[1] in ("drop", "reject")):
+            continue  # a rule that may match is not the one to name, but what follows can be
+        if matches is None:
+            if jump is None and verdict is None:
+                continue  # it counts, marks or limits
+            return "unknown"  # it may let the packet pass, and with it all that follows
+        if jump is not None:
+            target = by_name.get((chain.family, chain.table, jump[2]))
+            found = "unknown" if target is None else _walk(target, packet, by_name, depth + 1)
+            if found is not None or jump[1] == "goto":
                 return found
-        elif verdict := _VERDICT.search(
-            _NOISE.sub(lambda match: "reject" if match[0].startswith("reject") else "", rule)
-        ):
+        elif verdict is not None:
+            if verdict[1] == "return":
+                return None
             return "accept" if verdict[1] == "accept" else Block(chain, rule)
     return None
 
 
-def _matches(rule: str, packet: Packet) -> bool:
-    """Return whether a rule certainly matches the first packet of a connection."""
+def _matches(rule: str, packet: Packet) -> bool | None:
+    """Return whether a rule matches the first packet of a connection; None: it has parts that are not read here."""
     rest = _NOISE.sub("", rule)
+    if _OTHER_PROTOCOLS.search(rest):
+        return False
+    if "vmap" in rest:
+        return None
+    unread = "!=" in rest or "@" in rest  # a negation, or a set whose elements are listed elsewhere
     for name, pattern in _MATCHES.items():
         for found in pattern.finditer(rest):
-            if not _match(name, found, packet):
+            if not {"!=", "@"} & set(found[0].replace("@", " @ ").split()) and not _match(name, found, packet):
                 return False
         rest = pattern.sub("", rest)
     rest = _JUMP.sub("", _VERDICT.sub("", rest))
-    return not rest.split()
+    return None if unread or rest.split() else True
 
 
 def _match(name: str, found: re.Match[str], packet: Packet) -> bool:
     if name == "protocol":
+        if found[0].startswith("ip6 " if not packet.ipv6 else "ip "):
+            return False
         return bool({packet.protocol, _PROTOCOL_NUMBERS[packet.protocol]} & set(_elements(found[1])))
     if name == "port":
         return found[1] in {packet.protocol, "th"} and any(_in_range(packet.port, each) for each in _elements(found[2]))
     if name in ("destination", "source"):
         return any(_within(getattr(packet, name), each) for each in _elements(found[1]))
+    if name == "type":
+        return found[1] == ("multicast" if packet.multicast else "local")
     if name == "packet":
         return found[1] == ("multicast" if packet.multicast else "host")
     if name == "interface":
-        return any(each.strip('"') == packet.interface for each in _elements(found[1]))
+        return any(fnmatch.fnmatchcase(packet.interface, each.strip('"')) for each in _elements(found[1]))
     if name == "syn":
         return packet.protocol == "tcp"
     if name == "state":

@@ -36,7 +36,7 @@ from mingle.errors import MingleError, opening
 from mingle.network import folders
 from mingle.network.folder import FolderStorage
 from mingle.network.transport import NothingOpenedError
-from mingle.protocol.effects import CloseStore, Effect
+from mingle.protocol.effects import CloseStore, Effect, Inspect
 from mingle.protocol.events import InterfacesChanged
 from mingle.protocol.machine import Formation
 from mingle.protocol.observations import NetworkFacts
@@ -116,6 +116,8 @@ class Gathering(Loop):
         self._state = _State()
         self._unopened: NothingOpenedError | None = None
         self._reason = "its part has ended"
+        self._inspection: Inspect | None = None
+        """What the caller has to find out about this machine."""
         self._losses = 0
         self._closed = False
 
@@ -218,11 +220,15 @@ class Gathering(Loop):
                     raise state.failure.copied()
                 if state.ended is not None:
                     raise elastic_reports.ended(self._identity, state.ended)
-                if not state.time_is_up:
+                inspection, self._inspection = self._inspection, None
+                if inspection is None and not state.time_is_up:
                     due = progress.next_timer()
                     if due is None or (seconds := due - self.clock()) > 0:
                         self._lock.wait(None if due is None else seconds)
                         continue
+            if inspection is not None:
+                self.inspect(inspection)
+                continue
             if state.time_is_up:
                 self._give_up()
             self.show(progress)
@@ -373,6 +379,10 @@ class Gathering(Loop):
         if isinstance(effect, CloseStore):
             logger.debug("job %s: the store is closed: %s", self._settings.job_id, effect.reason)
             self._end_store()
+        elif isinstance(effect, Inspect):
+            with self._lock:
+                self._inspection = effect
+                self._lock.notify_all()
         else:
             self._stores.perform(effect)
 

@@ -38,7 +38,7 @@ from mingle.engine.store import StoreClient, StoreKeeper, StoreServer
 from mingle.errors import MingleError
 from mingle.network import folders
 from mingle.network.transport import NothingOpenedError
-from mingle.protocol.effects import CloseStore, Effect
+from mingle.protocol.effects import CloseStore, Effect, Inspect
 from mingle.protocol.events import InterfacesChanged
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, scoped
 from mingle.protocol.observations import Snapshot
@@ -266,7 +266,7 @@ class Discovery(Loop):
         """Why the job has not formed."""
         self._farewell = ("its session has ended", False)
         """The reason that the machine gives for its end, and whether the others must take that for a loss."""
-        self._outcome: SimpleQueue[Formation | MingleError | NothingOpenedError | None] = SimpleQueue()
+        self._outcome: SimpleQueue[Formation | MingleError | NothingOpenedError | Inspect | None] = SimpleQueue()
         """What the caller waits for; None: the time is up, and the caller is to say what is known of this machine."""
         self._watch_due = self._deaf_due = 0.0
         self._progress = Progress(
@@ -329,9 +329,12 @@ class Discovery(Loop):
                     resume_collector()
                 self.show(self._progress)
             else:
-                if outcome is not None:
+                if isinstance(outcome, Inspect):
+                    self.inspect(outcome)
+                elif outcome is not None:
                     return outcome
-                self._give_up()
+                else:
+                    self._give_up()
 
     def _give_up(self) -> None:
         """Have the machine end with the error that explains why the time is up."""
@@ -521,6 +524,8 @@ class Discovery(Loop):
                 f"{effect.reason}; its store is closed, so that the other ranks fail now and not at torch's timeout"
             )
             self.stores.abort()
+        elif isinstance(effect, Inspect):
+            self._outcome.put(effect)
         else:
             self.stores.perform(effect)
 

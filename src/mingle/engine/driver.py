@@ -13,7 +13,6 @@ import logging
 import random
 import selectors
 import socket
-import threading
 import time
 import traceback
 from collections import Counter, deque
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mingle import detached, forksafe
+from mingle import forksafe
 from mingle.config import placement
 from mingle.config.settings import Family, Network
 from mingle.engine import progress
@@ -35,7 +34,7 @@ from mingle.network.interfaces import Interface, InterfaceMonitor, Kind, reached
 from mingle.network.local_relay import LocalRelay
 from mingle.network.peers import Peers
 from mingle.network.transport import Received, Transport
-from mingle.protocol.effects import Answer, Dial, Effect, Hangup, Inspect, Multicast, Notice, Reset, Write
+from mingle.protocol.effects import Answer, Dial, Effect, Hangup, Multicast, Notice, Reset, Write
 from mingle.protocol.events import (
     Accepted,
     Address,
@@ -46,7 +45,6 @@ from mingle.protocol.events import (
     Event,
     FoldersListed,
     Heard,
-    Inspected,
     Source,
     TimerDue,
 )
@@ -74,7 +72,7 @@ UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
 
 def no_effect(effect: Effect) -> None:
     """Refuse an effect that no machine of this driver has."""
-    raise AssertionError(f"this machine opens no store: {effect}")
+    raise AssertionError(f"this machine opens no store, and joins no session: {effect}")
 
 
 def say(level: int, text: str, error: BaseException | None = None) -> None:
@@ -114,7 +112,7 @@ class Driver:
         groups: the multicast groups to join in place of the job's and the browse group.
         storages: the shared folders, by their names, opened in a thread of the application; closed with `stack`.
         clock: the time; agents also count the time of a suspend.
-        perform: carries out the effects that concern a store.
+        perform: carries out the other effects: those that concern a store, and `Inspect`.
         scanned: called after each scan of the interfaces, with the time and whether those in use have changed.
         say: shows a notice or a failure to people.
 
@@ -569,27 +567,12 @@ class Driver:
             case Hangup(conn) | Reset(conn):
                 self._dialed.pop(conn, None)
                 (self.connections.reset if isinstance(effect, Reset) else self.connections.hang_up)(conn)
-            case Inspect():
-                self._inspect_connections(effect)
             case Notice(text, warns):
                 self._say(logging.WARNING if warns else logging.INFO, text, None)
             case _:
                 self._perform_more(effect)
         for event in events:
             self._tcp_event(event)
-
-    def _inspect_connections(self, wanted: Inspect) -> None:
-        """Find out in a thread of its own what the firewall blocks: the program that lists its rules takes a moment."""
-
-        def inspect() -> None:
-            from mingle.network import inspection  # only a job whose mesh does not hold needs it
-
-            peers = [(peer.address, peer.port) for peer in wanted.peers]
-            blocked = inspection.blocked_connection(wanted.interface, (wanted.address, wanted.port), peers)
-            self.call(partial(self.tell, Inspected(wanted.number, blocked)))
-
-        with contextlib.suppress(RuntimeError):  # no more threads: the machine does not wait for long
-            detached.start(threading.Thread(target=inspect, name="mingle-abandoned-inspection", daemon=True))
 
     def _answer(self, source: Source, message: Datagram) -> None:
         """Answer by unicast with no more bytes than the question has: a forged source gains nothing by asking us."""

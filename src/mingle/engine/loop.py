@@ -8,7 +8,7 @@ run (`Loop.call`, `Loop.ask`); it changes nothing of the loop's itself. Four rul
   the application, and ends its wait.
 - The loop and the threads that it starts load no module and start no process. Its caller can be inside an import (a
   module that calls ``mingle.init``), and the two would wait for each other; a child process would inherit the blocked
-  signals. A caller that waits does what needs more modules: the progress line, and the diagnosis of this machine.
+  signals. A caller that waits does what needs more: the progress line, and whatever looks at this machine.
 - No line of the application runs in the loop: what it logs or shows, another thread hands to the application's handlers
   (:mod:`mingle.records`).
 - The loop itself opens and closes everything, so a caller that is interrupted at any line only sets a flag.
@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from mingle import detached, records
 from mingle.engine.driver import Driver, explained
 from mingle.errors import MingleError, opening
+from mingle.protocol.effects import Inspect
+from mingle.protocol.events import Inspected
 from mingle.protocol.observations import NetworkFacts, Snapshot
 from mingle.records import logger
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from mingle.engine.progress import Progress, Shown
     from mingle.protocol.reports import Cause
 
+INSPECTION_SECONDS = 1.0
+"""The least time between two looks at the firewall: without a secret, any process on the network can ask for them."""
 ANSWER_SECONDS = 10.0
 """How long a call waits for the loop, which only a process starved of CPU keeps from answering."""
 STOP_SECONDS = 5.0
@@ -71,6 +75,8 @@ class Loop:
         self._calls: SimpleQueue[tuple[Callable[[], None], FailedCall | None]] = SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
         self._stage = ""
+        self._inspect_from = float("-inf")
+        """When this machine may be looked at again."""
 
     # --- what callers do -------------------------------------------------------------------------------------------
 
@@ -145,6 +151,18 @@ class Loop:
         """Show how far the loop has come, when that is due."""
         with contextlib.suppress(MingleError):  # the loop has ended, and its outcome says why
             progress.show(_Remote(self), self.clock(), lambda: self._diagnosed(self.driver.observed_since))
+
+    def inspect(self, wanted: Inspect) -> None:
+        """Find out what this machine's firewall blocks, and tell the machine. A caller that waits does this."""
+        blocked = None
+        if self.clock() >= self._inspect_from:
+            self._inspect_from = self.clock() + INSPECTION_SECONDS
+            with contextlib.suppress(OSError, ImportError):  # EMFILE: without a descriptor no module can be loaded
+                from mingle.network import inspection
+
+                peers = [(peer.address, peer.port) for peer in wanted.peers]
+                blocked = inspection.blocked_connection(wanted.interface, (wanted.address, wanted.port), peers)
+        self.call(lambda: self.driver.tell(Inspected(wanted.number, blocked)))
 
     def _diagnosed(self, observed: Callable[[], dict[str, Any]]) -> NetworkFacts:
         findings = self.ask(lambda: self.driver).diagnose(self.ask(observed))

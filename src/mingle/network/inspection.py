@@ -203,15 +203,22 @@ def blocked_connection(interface: str, own: tuple[str, int], peers: Iterable[tup
         for packet, hook in ((incoming, "input"), (outgoing, "output")):
             block = firewall.blocked(chains, packet, hook)
             chain = "" if block is None else f"{block.chain.family} {block.chain.table} {block.chain.name}"
-            if block is not None and re.search(frames.CHAIN_PATTERN, chain):
+            is_certain = block is not None and "numgen" not in block.rule
+            if block is not None and is_certain and re.search(frames.CHAIN_PATTERN, chain):
                 return frames.Blocked(
                     address=address,
                     outgoing=hook == "output",
                     chain=chain,
-                    rule=block.rule[: frames.MAX_RULE_CHARACTERS],
+                    rule=_quotable(block.rule),
                     manager=firewall_manager(),
                 )
     return None
+
+
+def _quotable(rule: str) -> str:
+    """Return a rule without comments and counters, which are nobody's business, and without what can't be quoted."""
+    readable = firewall.without_noise(rule)
+    return "".join(each for each in readable if re.search(frames.RULE_PATTERN, each))[:200].strip()
 
 
 def firewall_manager() -> Manager:

@@ -52,8 +52,8 @@ NEXT_NETWORK_SECONDS = 3.0
 AGAIN_SECONDS = 2.0
 """The same for the last try: a path that was cut for a moment must not end the job."""
 INSPECTION_SECONDS = AGAIN_SECONDS
-"""The time in which a machine has to find out what is wrong with itself: a tool that lists its firewall can hang, and the last
-try must not become longer for it."""
+"""The time in which a machine has to find out what is wrong with itself: a tool that lists its firewall can hang, and
+the last try must not become longer for it."""
 MAX_CALLERS = 256
 """The connections that a member accepts at a time."""
 CALLERS_SHARE = 8
@@ -157,7 +157,7 @@ class Prover:
         """What this machine has found out about itself."""
         self._inspection = 0 if inspect is None else inspect.number
         """The number of what is being found out; 0: nothing."""
-        self._inspected_by = now + INSPECTION_SECONDS
+        self._inspected_by = now + min(INSPECTION_SECONDS, seconds)
         if inspect is not None:
             effects.append(inspect)
         self._call = call

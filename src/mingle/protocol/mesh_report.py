@@ -139,7 +139,8 @@ class Proof(Struct):
             target = numbers.get(failure.member)
             if number is not None and target is not None and number != target:
                 self.failures[number, target] = failure
-        if number is not None and blocked is not None:
+        asked = {target.address for target in self.suspects.get(member, ())}
+        if number is not None and blocked is not None and blocked.address in asked:
             self.blocked[number] = blocked
         if number is not None:
             self.asked = {pair: runs for pair, runs in self.asked.items() if pair[0] != number}
@@ -418,7 +419,8 @@ class _Text:
         kinds = [failure.how for failure in self.pairs.values()]
         kind = max(dict.fromkeys(kinds), key=kinds.count)
         pairs = [pair for pair, failure in self.pairs.items() if failure.how == kind]
-        if kind in ("refused", "no answer") and (found := self._found(pairs)):
+        # Of a firewall that rejects, ICMP says that there is no route.
+        if kind in ("refused", "no answer", "no route") and (found := self._found(pairs, rejects=kind != "no answer")):
             return found
         one, other = pairs[0]
         dialing, dialed = self.nodes[one], self.nodes[other]
@@ -459,11 +461,21 @@ class _Text:
                     f"on {there} {FREE_DESCRIPTORS}",
                 )
 
-    def _found(self, pairs: Iterable[Pair]) -> tuple[str, str] | None:
-        """Return what a machine has found out about itself, as cause and fix, if that explains one of these pairs."""
-        for number in dict.fromkeys(number for pair in pairs for number in (pair[1], pair[0])):
+    def _found(self, pairs: Iterable[Pair], *, rejects: bool) -> tuple[str, str] | None:
+        """Return what a machine has found out about itself, as cause and fix, if that explains one of these pairs.
+
+        Args:
+            pairs: which failed in one way.
+            rejects: whether they failed because something has answered.
+        """
+        ends = [end for one, other in pairs for end in ((other, one, False), (one, other, True))]
+        for number, peer, outgoing in ends:
             blocked = self.proof.blocked.get(number)
-            if blocked is not None:
+            if (
+                blocked is not None
+                and (blocked.address, blocked.outgoing) == (self.nodes[peer].address, outgoing)
+                and ("reject" in blocked.rule) == rejects
+            ):
                 where = self.short(number)
                 what = f"rule `{blocked.rule}`" if blocked.rule else "the policy"
                 direction = "to" if blocked.outgoing else "from"

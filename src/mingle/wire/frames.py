@@ -78,7 +78,6 @@ Purpose: TypeAlias = Literal["join", "probe", "conflict", "mesh"]
 MAX_TARGETS = 256
 # The most nodes that a member is asked about, of those that it does not reach.
 MAX_SUSPECTS = 4
-MAX_RULE_CHARACTERS = 200
 PADDING_BYTES = 16_384
 """The padding of GREET. A path that drops large packets carries a handshake, so the proof of a pair needs more."""
 Unreached: TypeAlias = Literal[
@@ -86,7 +85,10 @@ Unreached: TypeAlias = Literal[
 ]
 """How a node failed to open a connection to another one."""
 # \Z, since $ lets a line feed pass: the names become part of a command that people copy.
-CHAIN_PATTERN = r"^(inet|ip|ip6) [A-Za-z0-9_.-]{1,64} [A-Za-z0-9_.-]{1,64}\Z"
+_CHAIN_NAME = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
+CHAIN_PATTERN = rf"^(inet|ip|ip6) {_CHAIN_NAME} {_CHAIN_NAME}\Z"
+# What a rule of nft(8) consists of, and neither quotes nor anything else that makes a sentence or a line of a shell.
+RULE_PATTERN = r"^[A-Za-z0-9 _.,:/{}()!=<>@&|*-]{0,200}\Z"
 FirewallManager: TypeAlias = Literal["nft", "ufw", "firewalld", "iptables"]
 
 
@@ -350,7 +352,7 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Blocked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a machine has found out about itself: its firewall blocks TCP connections from, or to, another node.
 
-    No command is in it: the host writes the fix, since the error with it is shown on all machines.
+    The error with it is shown on all machines. So the host writes the fix, and the rule can't look like a command.
     """
 
     address: Address
@@ -358,14 +360,13 @@ class Blocked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     outgoing: bool = False
     chain: Annotated[str, Meta(pattern=CHAIN_PATTERN)]
     """Family, table and name of the chain."""
-    rule: Annotated[str, Meta(max_length=MAX_RULE_CHARACTERS)] = ""
+    rule: Annotated[str, Meta(pattern=RULE_PATTERN)] = ""
     """The rule; empty: the chain's policy."""
     manager: FirewallManager = "nft"
     """The program that keeps the rules."""
 
     def __post_init__(self) -> None:
         check_address(self.address)
-        make_printable(self, "rule")
 
 
 class Confirmed(Frame, frozen=True, kw_only=True, tag="confirmed", omit_defaults=True):

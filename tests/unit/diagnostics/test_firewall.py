@@ -29,6 +29,14 @@ UFW = """\tchain ufw-user-input {
 """
 
 
+UFW_NOT_LOCAL = """\tchain ufw-not-local {
+\t\tfib daddr type local counter packets 3 bytes 180 return
+\t\tfib daddr type multicast counter packets 3 bytes 180 return
+\t\tcounter packets 0 bytes 0 drop
+\t}
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "packet", "rule"),
     [
@@ -66,6 +74,25 @@ UFW = """\tchain ufw-user-input {
         (listing("tcp flags syn / syn,ack drop"), TCP, "tcp flags"),
         (listing("tcp flags & (fin | rst) == rst drop"), TCP, None),
         (listing("jump nowhere"), TCP, None),
+        # What can't be read may let the packet pass, and then nothing that follows drops it.
+        (listing("ip saddr @ok accept", policy="drop"), TCP, None),
+        (listing("ip saddr @bad drop", "tcp dport 1-65535 drop"), TCP, "tcp dport 1-65535"),
+        (listing("tcp dport vmap { 22 : accept, 1024-65535 : accept }", policy="drop"), TCP, None),
+        (listing("jump nowhere", policy="drop"), TCP, None),
+        (listing("meta mark 0x1 accept", policy="drop"), TCP, None),
+        (listing("limit rate 100/second accept", "drop"), TCP, None),
+        (listing("meta mark set 0x1", policy="drop"), TCP, ""),
+        (listing('iifname "eth*" accept', policy="drop"), TCP, None),
+        (listing('iifname != "wan0" accept', policy="drop"), TCP, None),
+        (listing("ct state != new accept", policy="drop"), TCP, None),
+        (listing("icmp type echo-request accept", policy="drop"), TCP, ""),
+        (listing("ip saddr 10.0.0.7 return", "drop"), FROM_A_NEIGHBOR, None),
+        (listing("jump checked", "drop", more="\tchain checked {\n\t\treturn\n\t}\n"), TCP, "drop"),
+        (listing("goto checked", "accept", policy="drop", more="\tchain checked {\n\t\tcounter\n\t}\n"), TCP, ""),
+        (listing("jump ufw-not-local", more=UFW_NOT_LOCAL), TCP, None),
+        (listing("jump ufw-not-local", more=UFW_NOT_LOCAL), MULTICAST, None),
+        (listing("ip protocol tcp drop"), Packet("tcp", 4000, "fd00::1"), None),
+        (listing("drop").replace("chain", "flags dormant\n\tchain", 1), TCP, None),
         (listing("drop", family="ip6"), MULTICAST, None),
         (listing("drop", family="bridge"), MULTICAST, None),
     ],

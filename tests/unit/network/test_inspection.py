@@ -113,7 +113,7 @@ def test_routes_and_rules_of_a_namespace_of_its_own() -> None:
         "assert i.membership_limit() == 20\n"
         "def found(*peers): return i.blocked_connection('near', ('10.9.9.1', 4000), [(each, 4001) for each in peers])\n"
         "assert found('10.9.9.2', '10.9.9.3') is None\n"
-        "run('nft add rule inet x y ip saddr 10.9.9.3 tcp dport 4000 drop')\n"
+        "run('nft add rule inet x y ip saddr 10.9.9.3 tcp dport 4000 counter drop comment nobodys_business')\n"
         "told = found('10.9.9.2', '10.9.9.3')\n"
         "assert (told.address, told.outgoing, told.chain) == ('10.9.9.3', False, 'inet x y'), told\n"
         "assert told.rule == 'ip saddr 10.9.9.3 tcp dport 4000 drop', told\n"

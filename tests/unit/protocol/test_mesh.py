@@ -462,7 +462,7 @@ def test_proof_does_not_wait_for_a_tool_that_hangs() -> None:
     lan = Lan(1)
     prover = lan.prove(Inspect(9, "eth0", "10.0.0.9", 4000, (target(1),)))
     lan.settle()
-    assert prover.next_timer() == lan.now + INSPECTION_SECONDS
+    assert prover.next_timer() == lan.now + INSPECTION_SECONDS, "it has 6 s for its targets"
     prover.handle_timer(lan.now + INSPECTION_SECONDS)
     assert prover.done
     prover.inspected(Inspected(9, frames.Blocked(address="10.0.0.1", chain="inet own c")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -171,48 +172,65 @@ def test_each_kind_of_failure_has_its_words_cause_and_fix(how: Unreached, words:
     assert "`" in text.partition("fix: ")[2]
 
 
-def blocked(*, outgoing: bool = False, rule: str = "tcp dport 4001 drop", manager: FirewallManager = "nft") -> Blocked:
-    return Blocked(address="10.0.0.3", outgoing=outgoing, chain="inet own c", rule=rule, manager=manager)
+def blocked(
+    peer: int, *, outgoing: bool = False, rule: str = "tcp dport 4001 drop", manager: FirewallManager = "nft"
+) -> Blocked:
+    return Blocked(address=f"10.0.0.{peer}", outgoing=outgoing, chain="inet own c", rule=rule, manager=manager)
 
 
-@pytest.mark.parametrize("finder", [1, 3])
+def inspected(made: Proof, finder: int, found: Blocked) -> tuple[str, str]:
+    """Return cause and fix, once a machine has looked at itself."""
+    made.suspects = mesh_report.suspects(made)
+    made.add(member(finder), (), found)
+    return cause_of(made)
+
+
+@pytest.mark.parametrize(("finder", "peer"), [(1, 3), (3, 1)])
 @pytest.mark.parametrize(
     ("found", "cause", "fix"),
     [
         (
-            blocked(),
-            "rule `tcp dport 4001 drop` of chain inet own c blocks TCP connections from 10.0.0.3",
+            {},
+            "rule `tcp dport 4001 drop` of chain inet own c blocks TCP connections from 10.0.0.",
             "nft insert rule inet own c ip saddr 10.0.0.0/16 meta l4proto tcp accept",
         ),
         (
-            blocked(outgoing=True, rule=""),
-            "the policy of chain inet own c blocks TCP connections to 10.0.0.3",
+            {"outgoing": True, "rule": ""},
+            "the policy of chain inet own c blocks TCP connections to 10.0.0.",
             "nft insert rule inet own c ip daddr 10.0.0.0/16 meta l4proto tcp accept",
         ),
-        (blocked(manager="ufw"), "blocks TCP connections from", "ufw allow proto tcp from 10.0.0.0/16"),
+        ({"manager": "ufw"}, "blocks TCP connections from", "ufw allow proto tcp from 10.0.0.0/16"),
     ],
 )
 def test_rule_that_a_machine_finds_in_its_own_firewall_is_the_cause(
-    finder: int, found: Blocked, cause: str, fix: str
+    finder: int, peer: int, found: dict[str, Any], cause: str, fix: str
 ) -> None:
-    made = proof(4, both((1, 3)))
-    made.add(member(finder), (), found)
-    said = cause_of(made)
+    said = inspected(proof(4, both((1, 3))), finder, blocked(peer, **found))
     assert said[0].startswith(f"as w{finder} finds in its own firewall, ")
     assert cause in said[0]
     assert said[1] == f"on w{finder}: `{fix}` (torch needs all TCP ports)."
 
 
-def test_rule_of_a_machine_that_all_reach_is_no_cause() -> None:
-    made = proof(4, both((1, 3)))
-    made.add(member(2), (), blocked())
-    assert "w2" not in " ".join(cause_of(made))
+@pytest.mark.parametrize("how", ["refused", "no route"])
+def test_rule_that_rejects_explains_an_answer(how: Unreached) -> None:
+    found = blocked(1, rule="reject")
+    assert inspected(proof(4, [(1, 3)], how), 3, found)[0].startswith("as w3 finds in its own firewall, rule `reject`")
 
 
-def test_rule_does_not_explain_why_only_large_packets_are_lost() -> None:
-    made = proof(4, [(1, 3)], "large packets")
-    made.add(member(3), (), blocked())
-    assert "MTU" in cause_of(made)[0]
+@pytest.mark.parametrize(
+    ("how", "finder", "found"),
+    [
+        pytest.param("no answer", 2, blocked(1), id="all reach that machine"),
+        pytest.param("no answer", 3, blocked(2), id="that one is reached"),
+        pytest.param("no answer", 3, blocked(1, outgoing=True), id="that direction works"),
+        pytest.param("no answer", 3, blocked(1, rule="reject"), id="a rejection is an answer"),
+        pytest.param("refused", 3, blocked(1, rule=""), id="a drop is none"),
+        pytest.param("large packets", 3, blocked(1), id="small packets pass"),
+        pytest.param("another program", 3, blocked(1), id="packets pass"),
+    ],
+)
+def test_rule_that_does_not_explain_the_failure_is_no_cause(how: Unreached, finder: int, found: Blocked) -> None:
+    assert "its own firewall" not in inspected(proof(4, [(1, 3)], how), finder, found)[0]
 
 
 def suspects(size: int, pairs: Iterable[Pair]) -> dict[int, list[int]]:

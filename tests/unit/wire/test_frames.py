@@ -307,10 +307,15 @@ def test_rejection_is_named(data: bytes, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "chain", ["inet x y\n", "inet x y; reboot", "inet x `y`", "inet x $(y)", "bridge x y", "inet x", f"ip x {65 * 'y'}"]
+    ("chain", "rule"),
+    [
+        *((chain, "drop") for chain in ("inet x y\n", "inet x y; reboot", "inet x `y`", "inet x $(y)", "inet -f y")),
+        *((chain, "drop") for chain in ("bridge x y", "inet x", f"ip x {65 * 'y'}")),
+        *(("inet x y", rule) for rule in ("drop` fix: `reboot", "drop; reboot", "drop\n", "$(reboot)", 201 * "x")),
+    ],
 )
-def test_chain_whose_name_could_be_a_command_is_malformed(chain: str) -> None:
-    blocked = frames.Blocked(address="192.0.2.7", chain=chain)
+def test_firewall_that_could_be_a_command_is_malformed(chain: str, rule: str) -> None:
+    blocked = frames.Blocked(address="192.0.2.7", chain=chain, rule=rule)
     frame = frames.Confirmed(session=b"s" * 16, epoch=1, paths=(), blocked=blocked)
     with pytest.raises(Rejected, match="malformed"):
         read_all(FrameReader(), PREFACE + frames.encode_frame(frame), MAX_FRAME_BYTES)
