@@ -62,7 +62,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 # tests/support/levels.py says what runs on which level.
 .PHONY: test
-test: $(DEV_READY) ## run the quick tests, in three minutes (those of the lab need root, iproute2 and nftables)
+test: $(DEV_READY) ## run the quick tests, in four minutes (those of the lab need root, iproute2 and nftables)
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 .PHONY: test-slow

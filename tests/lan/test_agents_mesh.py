@@ -312,22 +312,22 @@ def test_a_host_that_reaches_nobody_gives_way_to_nodes_that_reach_each_other(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_node_that_stays_left_out_is_no_flood_of_messages(seed: int) -> None:
-    gathering = AgentGathering(seed, (2, 9), mesh="on")
-    agents = start(gathering, 9)
+    gathering = AgentGathering(seed, (2, 6), mesh="on")
+    agents = start(gathering, 6)
     member = agents[1]
     for other in agents[2:]:
         gathering.split([member.machine], [other.machine])
     gathering.world.run(300.0)
-    assert len(in_session(agents)) == 8
+    assert len(in_session(agents)) == 5
     assert max(len(agent.notices) for agent in agents) < 10
 
 
 # --- bad days -------------------------------------------------------------------------------------------------------
 
-SEEDS_PER_TEST = 20
+SEEDS_PER_TEST = 10
 
 
-@pytest.mark.parametrize("batch", repeated(2, soak=100))
+@pytest.mark.parametrize("batch", repeated(4, soak=200))
 def test_random_schedules(batch: int) -> None:
     failed = []
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):

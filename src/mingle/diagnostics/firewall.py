@@ -28,6 +28,8 @@ _OTHER_PROTOCOLS = re.compile(r"\b(icmp|icmpv6|ipv6-icmp|igmp|sctp|dccp|esp|ah|g
 _NOISE = re.compile(
     r'counter packets \d+ bytes \d+|comment ".*?"|# .*$|reject with \S+( type)?( \S+)?$|log .*?(?=accept|drop|reject|$)'
 )
+# A negation, or a set whose elements are listed elsewhere.
+_UNREAD = re.compile("!=|@")
 # nft prints numbers on a host without /etc/protocols, as in minimal images.
 _PROTOCOL_NUMBERS = {"tcp": "6", "udp": "17"}
 _MATCHES: dict[str, re.Pattern[str]] = {
@@ -174,10 +176,10 @@ def _matches(rule: str, packet: Packet) -> bool | None:
         return False
     if "vmap" in rest:
         return None
-    unread = "!=" in rest or "@" in rest  # a negation, or a set whose elements are listed elsewhere
+    unread = bool(_UNREAD.search(rest))
     for name, pattern in _MATCHES.items():
         for found in pattern.finditer(rest):
-            if not {"!=", "@"} & set(found[0].replace("@", " @ ").split()) and not _match(name, found, packet):
+            if not _UNREAD.search(found[0]) and not _match(name, found, packet):
                 return False
         rest = pattern.sub("", rest)
     rest = _JUMP.sub("", _VERDICT.sub("", rest))

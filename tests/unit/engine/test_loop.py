@@ -235,7 +235,7 @@ def interrupted_call(rank: int, armed: str, after: float) -> tuple[str, dict[str
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file, between `open` and `with`
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("rounds", [25, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [12, pytest.param(120, marks=pytest.mark.slow)])
 def test_signal_handlers_exception_at_any_time_reaches_the_caller_without_a_leak(rank: int, rounds: int) -> None:
     rng, ended = random.Random(rank), set[str]()
     step, seconds = interrupted_call(rank, "discover", 0.0)
