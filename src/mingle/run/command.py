@@ -201,7 +201,8 @@ def _meet_and_run(
 
     session: NodeSession | None = None
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(addresses.private_directory())
+        with program.held_back():
+            directory = stack.enter_context(addresses.private_directory())
         if wanted.placement.world_size == 1:
             formation, places = sessions.form_alone(wanted)
         else:

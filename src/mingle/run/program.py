@@ -75,6 +75,18 @@ class Program:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Hold the signals back that come before the program's start: what is made meanwhile must be removed, too."""
+        pending: list[int] = []
+        self._pending = pending
+        try:
+            yield
+        finally:
+            self._pending = None
+        for number in pending:
+            (self._suspend if number == signal.SIGTSTP else self._forward)(number, None)
+
     def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the program.
 

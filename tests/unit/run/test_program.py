@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from mingle.errors import MingleError
-from mingle.run.program import Program
+from mingle.run.addresses import private_directory
+from mingle.run.program import Interrupted, Program
 from tests.support.bystanders import command_environment, free_udp_port
 from tests.support.loopback import until
 from tests.support.run_nodes import COMMAND, SAY, Nodes, has_ended, one, state
@@ -200,3 +202,26 @@ def test_daemons_that_a_program_leaves_behind_live_on(nodes: Nodes) -> None:
     assert [status for status, _, _ in nodes.ended()] == [0, 0]
     for pid in nodes.started():
         os.kill(pid, signal.SIGKILL)  # raises if it has ended
+
+
+def enter_private_directory(program: Program) -> None:
+    with contextlib.ExitStack() as stack:
+        with program.held_back():
+            stack.enter_context(private_directory())
+        pytest.fail("the signal has not come")
+
+
+def test_signal_while_the_directory_is_made_ends_the_command_once_it_will_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    genuine, program = os.mkdir, Program()
+
+    def mkdir(path: str, mode: int = 0o777) -> None:
+        genuine(path, mode)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with program.signals(), pytest.raises(Interrupted, match="SIGTERM"):
+        enter_private_directory(program)
+    assert not list(tmp_path.iterdir())
