@@ -245,6 +245,18 @@ def invent(gathering: Gathering, address: str, state: State) -> None:
     world.after(1 / CLAIMS_PER_SECOND, functools.partial(invent, gathering, address, state))
 
 
+def expect_soon_formed(gathering: Gathering, *, given: bool) -> None:
+    """Start four ranks within 3 s, given or assigned, and demand that strangers delay them by one silence at most."""
+    starts = [gathering.rng.uniform(0, 3) for _ in range(4)]
+    if given:
+        gathering.everybody(starts)
+    else:
+        for number, at in enumerate(starts):
+            gathering.elector(f"m{number}", at=at)
+    gathering.run()
+    gathering.expect_formed(within=SILENT_SECONDS + 3)
+
+
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
 @pytest.mark.parametrize("state", ["open", "sealed"])
@@ -258,14 +270,7 @@ def test_sessions_that_somebody_invents_hold_nobody_up_for_long(
     if silent:
         nic.machine.filtered.add(nic.address)
     invent(gathering, nic.address, state)
-    starts = [gathering.rng.uniform(0, 3) for _ in range(4)]
-    if given:
-        gathering.everybody(starts)
-    else:
-        for number, at in enumerate(starts):
-            gathering.elector(f"m{number}", at=at)
-    gathering.run()
-    gathering.expect_formed(within=SILENT_SECONDS + 3)
+    expect_soon_formed(gathering, given=given)
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
@@ -297,14 +302,7 @@ def test_a_session_that_is_said_to_be_now_open_and_now_sealed_holds_nobody_up_fo
         gathering.world.after(apart, functools.partial(alternate, then, now))
 
     alternate(offer, sealed)
-    starts = [gathering.rng.uniform(0, 3) for _ in range(4)]
-    if given:
-        gathering.everybody(starts)
-    else:
-        for number, at in enumerate(starts):
-            gathering.elector(f"m{number}", at=at)
-    gathering.run()
-    gathering.expect_formed(within=SILENT_SECONDS + 3)
+    expect_soon_formed(gathering, given=given)
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])

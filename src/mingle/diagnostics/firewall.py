@@ -149,8 +149,8 @@ def _walk(
     if depth > 16:  # the kernel's own limit of jumps (NFT_JUMP_STACK_SIZE)
         return "unknown"
     for rule in chain.rules:
-        matches = _matches(rule, packet)
-        jump, verdict = _JUMP.search(rule), _VERDICT.search(without_noise(rule))
+        text = without_noise(rule)
+        matches, jump, verdict = _matches(text, packet), _JUMP.search(text), _VERDICT.search(text)
         if matches is False or (matches is None and verdict is not None and verdict[1] in ("drop", "reject")):
             continue  # a rule that may match is not the one to name, but what follows can be
         if matches is None:
@@ -169,9 +169,8 @@ def _walk(
     return None
 
 
-def _matches(rule: str, packet: Packet) -> bool | None:
+def _matches(rest: str, packet: Packet) -> bool | None:
     """Return whether a rule matches the first packet of a connection; None: it has parts that are not read here."""
-    rest = _NOISE.sub("", rule)
     if _OTHER_PROTOCOLS.search(rest):
         return False
     if "vmap" in rest:

@@ -103,7 +103,7 @@ class Confirmation:
     def late(self, state: Confirming, now: float) -> list[Seated]:
         """Return the members that are to be dropped, since they have not confirmed in time.
 
-        None is dropped that only waits for a process that is stopped. If nobody is, the question goes on for a moment.
+        A member that only waits for a stopped process stays. If none is dropped, the question goes on for a moment.
         """
         proof, late = state.proof, set(state.awaited)
         if proof is not None and proof.asked and not state.extended:

@@ -55,6 +55,11 @@ class Node(Struct, frozen=True):
     """Whether it has targets."""
 
     @property
+    def target(self) -> Target:
+        """It as another node dials it; it has an address."""
+        return Target(member=self.member, address=self.address, port=self.port)
+
+    @property
     def name(self) -> str:
         """How an error names it at first."""
         rank = "" if self.who.rank is None else f"{self.who.unit} {self.who.rank} on "
@@ -113,8 +118,7 @@ class Proof(Struct):
     def targets(self, member: bytes) -> tuple[Target, ...]:
         """Return what a member has to dial: nothing, if another process does it for its node."""
         number = self._numbers.get(member)
-        dialed = [] if number is None else [self.nodes[each] for each in self._targets(number)]
-        return tuple(Target(member=node.member, address=node.address, port=node.port) for node in dialed)
+        return () if number is None else tuple(self.nodes[each].target for each in self._targets(number))
 
     def asked_of(self, member: bytes, confirm: Confirm) -> Confirm:
         """Return CONFIRM with what this proof asks of a member.
@@ -425,10 +429,9 @@ class _Text:
         one, other = pairs[0]
         dialing, dialed = self.nodes[one], self.nodes[other]
         here, there = self.short(one), self.short(other)
-        family = "ip6" if ":" in dialed.address else "ip"
         allow = (
-            f"on {there}: `nft insert rule inet filter input {family} saddr {self.proof.subnet} meta l4proto tcp "
-            f"accept` (torch needs all TCP ports); `mingle-discover ping` on {here} and {there} shows whether it helps."
+            f"on {there}: `{firewall.allow_tcp([self.proof.subnet])}` (torch needs all TCP ports); "
+            f"`mingle-discover ping` on {here} and {there} shows whether it helps."
         )
         match kind:
             case "refused":
@@ -504,9 +507,7 @@ def suspects(proof: Proof) -> dict[bytes, tuple[Target, ...]]:
     nodes = proof.nodes
     return {
         nodes[number].member: tuple(
-            Target(member=nodes[other].member, address=nodes[other].address, port=nodes[other].port)
-            for other in list(dict.fromkeys(apart[number]))[:MAX_SUSPECTS]
-            if nodes[other].address
+            nodes[other].target for other in list(dict.fromkeys(apart[number]))[:MAX_SUSPECTS] if nodes[other].address
         )
         for number in most
     }

@@ -55,7 +55,7 @@ class Program:
         self._inherited = _children()
         """The processes that this one was the parent of before it became `mingle-run`."""
         self._pending: list[int] | None = None
-        """The signals that came while the program was being started."""
+        """The signals that are held back; None: they are handled at once."""
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -77,7 +77,7 @@ class Program:
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
-        """Hold the signals back that come before the program's start: what is made meanwhile must be removed, too."""
+        """Hold back the signals that come while something is made, which must end with this process."""
         pending: list[int] = []
         self._pending = pending
         try:
@@ -98,25 +98,17 @@ class Program:
         check_exists(words[0])
         if sys.platform == "linux":
             _adopt_orphans()
-        pending: list[int] = []
-        self._pending = pending  # an exception between fork and exec would leave the program to itself
-        try:
-            self._process = subprocess.Popen(
-                words,
-                env=environment,
-                close_fds=False,
-                start_new_session=True,
-                preexec_fn=_end_with(os.getpid()) if sys.platform == "linux" else None,  # noqa: PLW1509 - no lock
-            )
-        except OSError as error:
-            raise _not_started(words[0], error) from error
-        finally:
-            self._pending = None
-        for number in pending:
-            if number == signal.SIGTSTP:
-                self._suspend(number, None)
-            else:
-                self._send(number)
+        with self.held_back():  # an exception between fork and exec would leave the program to itself
+            try:
+                self._process = subprocess.Popen(
+                    words,
+                    env=environment,
+                    close_fds=False,
+                    start_new_session=True,
+                    preexec_fn=_end_with(os.getpid()) if sys.platform == "linux" else None,  # noqa: PLW1509 - no lock
+                )
+            except OSError as error:
+                raise _not_started(words[0], error) from error
 
     @property
     def status(self) -> int | None:

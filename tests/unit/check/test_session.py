@@ -158,20 +158,7 @@ def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(session, "_connect_store", lambda _seconds: ends.wait())
     monkeypatch.setattr(control, "SILENCE_SECONDS", 0.1)
     store = socket.create_server(("127.0.0.1", 0))
-    job = mingle.Job(
-        job_id="j",
-        rank=rank,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=rank,
-        num_nodes=2,
-        master_addr="127.0.0.1",
-        master_port=store.getsockname()[1],
-        interface="eth0",
-        address=f"10.0.0.{rank + 1}",
-        elapsed=0.0,
-    )
+    job = job_of(rank, store, "eth0", "10.0.0")
     if how == "ended":
         store.close()
     with closing(control.Server(rank)) as server, store:
@@ -227,7 +214,7 @@ def test_loss_of_a_rank_is_named_by_its_answer(answer: dict[str, Any], how: str)
     there.close()
 
 
-def job_of(rank: int, store: socket.socket) -> mingle.Job:
+def job_of(rank: int, store: socket.socket, interface: str = "lo", network: str = "127.0.0") -> mingle.Job:
     return mingle.Job(
         job_id="j",
         rank=rank,
@@ -238,8 +225,8 @@ def job_of(rank: int, store: socket.socket) -> mingle.Job:
         num_nodes=2,
         master_addr="127.0.0.1",
         master_port=store.getsockname()[1],
-        interface="lo",
-        address=f"127.0.0.{rank + 1}",
+        interface=interface,
+        address=f"{network}.{rank + 1}",
         elapsed=0.0,
     )
 
