@@ -34,8 +34,8 @@ UNDISTURBED_SECONDS = 4.5
 """How long a job takes at most where no other objects lie: to load s3fs, six times at once on two cores that other
 tests keep busy, and a turn."""
 STRANGERS = 10_000 if soaking() else 500
-"""More than a process reads in its time. moto takes a millisecond of processor time to list one, and an answer that takes
-more than 5 s is none: on two cores that other tests keep busy, four processes wait as long for 2,000."""
+"""More than a process reads in its time. moto takes a millisecond of processor time to list one, and an answer that
+comes after 5 s is none: on two cores that other tests keep busy, four processes wait as long for 2,000."""
 
 
 @pytest.fixture
