@@ -413,7 +413,7 @@ class InterfaceMonitor:
         with contextlib.suppress(OSError):
             for _ in range(_DRAINED_AT_ONCE):
                 self.netlink.recv(1)  # the kernel drops the rest of each datagram
-        self.scan_due = min(self.scan_due, self._scanned_at + LOOK_GAP_SECONDS)
+        self.scan_due = self._scanned_at + LOOK_GAP_SECONDS
 
     def rescan(self, now: float) -> bool:
         """Scan, and return whether the interfaces in use have changed.

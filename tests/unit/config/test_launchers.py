@@ -205,10 +205,11 @@ def test_two_steps_of_one_slurm_job_are_two_jobs() -> None:
         recorded.SBATCH_BODY,
         recorded.SALLOC_SHELL,
         recorded.SALLOC_INTERACTIVE_STEP,
+        {**recorded.SALLOC_INTERACTIVE_STEP, "SLURM_STEP_ID": str(0xFFFFFFF0)},
         {"SLURM_NTASKS": "4"},
         {"SLURM_PROCID": "0"},
     ],
-    ids=["sbatch body", "salloc shell", "salloc interactive step", "size alone", "rank alone"],
+    ids=["sbatch body", "salloc shell", "salloc interactive step", "first reserved step", "size alone", "rank alone"],
 )
 def test_outside_a_slurm_step_the_fix_is_srun(environ: dict[str, str]) -> None:
     with pytest.raises(LauncherError, match="start it with srun") as raised:

@@ -117,6 +117,8 @@ def test_interface_named_by_an_address_lists_it_first() -> None:
     chosen = choose([LO, two], named=["fd00::1"]).usable[0]
     assert chosen.addresses[0].ip == IPv6Address("fd00::1")
     assert sorted(map(str, chosen.addresses)) == sorted(map(str, two.addresses))
+    (twice,) = choose([LO, two], named=["10.0.0.2", "10.0.0.1", "eth0"]).usable
+    assert twice.addresses[0].ip == IPv4Address("10.0.0.2"), "the first name decides"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,9 @@ def test_weakly_reached_addresses(
     monkeypatch: pytest.MonkeyPatch, local: str, remote: str, on_link: bool, weak: bool
 ) -> None:
     monkeypatch.setattr(interfaces, "has_direct_route", lambda address: on_link)
-    found = [LO, nic("eth0", 2, "10.0.0.1/24", "10.0.5.1/24", "fd00::1/64"), nic("wg0", 4, "10.8.0.1/32")]
+    # 10.0.0.99 is one that moves between machines (VRRP): it has no subnet, and those of the interface count all the same.
+    eth0 = nic("eth0", 2, "10.0.0.1/24", "10.0.5.1/24", "10.0.0.99/32", "fd00::1/64")
+    found = [LO, eth0, nic("wg0", 4, "10.8.0.1/32")]
     assert interfaces.reached_weakly(found, local, remote) is weak
 
 

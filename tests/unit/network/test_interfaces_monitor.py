@@ -112,6 +112,15 @@ def test_a_machine_that_was_offline_gets_a_network(machine: Machine) -> None:
     assert names(monitor) == ["eth0"]
 
 
+def test_an_address_that_loopback_gets_is_used_where_loopback_is(machine: Machine) -> None:
+    machine.found = (LO, ETH0)
+    monitor = monitored("lo")
+    more = nic("lo", 1, "127.0.0.1/8", "10.9.0.1/32")
+    machine.found = (more, ETH0)
+    assert monitor.rescan(1.0) is True
+    assert monitor.usable == (more,)
+
+
 def test_a_named_one_that_is_gone_is_waited_for(machine: Machine) -> None:
     monitor = monitored("eth0")
     machine.found = (LO, ETH1)
