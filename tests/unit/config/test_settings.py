@@ -237,6 +237,12 @@ def test_where_the_job_id_comes_from(environ: dict[str, str], argument: str | No
     assert resolve(environ, job_id=argument, world_size=size).job_id == expected
 
 
+def test_an_empty_job_id_is_an_error_where_the_launcher_has_one() -> None:
+    """The jobs of a template that fails to fill it in must not begin in some other way than was written."""
+    with pytest.raises(ConfigurationError, match="MINGLE_JOB_ID='' is empty"):
+        resolve({**SRUN_TASK, "MINGLE_JOB_ID": ""})
+
+
 def test_without_a_job_id_the_fix_is_named() -> None:
     with pytest.raises(ConfigurationError, match="pass job_id= or set MINGLE_JOB_ID"):
         resolve({}, world_size=2)
@@ -311,6 +317,7 @@ def test_a_launchers_job_id_is_checked_too() -> None:
         ({"GLOO_SOCKET_IFNAME": "b,c"}, None, ("b", "c"), "GLOO_SOCKET_IFNAME"),
         ({"GLOO_SOCKET_IFNAME": "^docker0"}, None, (), ""),
         ({"GLOO_SOCKET_IFNAME": "=eth0"}, None, (), ""),
+        ({"GLOO_SOCKET_IFNAME": "eth0,^docker0"}, None, (), ""),
         ({"GLOO_SOCKET_IFNAME": ""}, None, (), ""),
         ({"NCCL_SOCKET_IFNAME": "eth0"}, None, (), ""),
     ],
@@ -330,6 +337,9 @@ def test_no_peers_as_an_argument_leave_the_variables() -> None:
 def test_a_port_that_kubernetes_sets_for_a_service(variable: str, service: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{variable}='tcp://.* not a number(?s:.*)here {service}\n"):
         resolve({variable: "tcp://10.96.7.1:29500"}, job_id="j", rank=0, world_size=2)
+    argument = variable.removeprefix("MINGLE_").lower()
+    given = resolve({variable: "tcp://10.96.7.1:29500"}, job_id="j", rank=0, world_size=2, **{argument: 29500})
+    assert getattr(given, argument) == 29500
 
 
 @pytest.mark.parametrize(("family", "expected"), [("auto", "auto"), ("4", "4"), ("6", "6"), (4, "4"), (6, "6")])
@@ -348,6 +358,7 @@ def test_a_secret_file(tmp_path: Path) -> None:
     path.write_bytes(b"k\n")
     assert resolve_network({"MINGLE_SECRET_FILE": str(path)}).secret == b"k"
     assert resolve_network({"MINGLE_SECRET_FILE": str(path)}, secret="t").secret == b"t"
+    assert resolve_network({"MINGLE_SECRET": " k\t"}).secret == b" k\t", "the secret, and no other one"
 
 
 @pytest.mark.parametrize("secret", ["", "s"])

@@ -119,6 +119,10 @@ def test_routes_and_rules_of_a_namespace_of_its_own() -> None:
         "run('nft add table inet x; nft \"add chain inet x y { type filter hook input priority 0; }\"')\n"
         "assert [each.hook for each in i.firewall_chains()] == ['input']\n"
         "assert i.membership_limit() == 20\n"
+        "run('mount -t tmpfs none /run')\n"
+        "assert i.firewall_manager() == 'nft'\n"
+        "run('touch /run/firewalld.pid')\n"
+        "assert i.firewall_manager() == 'firewalld'\n"
         "def found(*peers): return i.blocked_connection('near', ('10.9.9.1', 4000), [(each, 4001) for each in peers])\n"
         "assert found('10.9.9.2', '10.9.9.3') is None\n"
         "run('nft \"add rule inet x y tcp dport 4000 numgen random mod 2 < 1 drop\"')\n"
@@ -133,7 +137,7 @@ def test_routes_and_rules_of_a_namespace_of_its_own() -> None:
         "assert (told.address, told.outgoing, told.chain, told.rule) == ('10.9.9.2', True, 'inet x z', ''), told\n"
     )
     subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", program],
+        ["unshare", "--net", "--mount", sys.executable, "-c", program],
         check=True,
         timeout=30,
         env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},

@@ -20,7 +20,9 @@ from tests.support.bystanders import free_udp_port
 TABLE = """  sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ref pointer drops
   101: 00000000:733B 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4711 2 0000000000000000 0
   102: 00000000:0035 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4712 2 0000000000000000 0
+  103: 00000000:733B 0200000A:1F90 06 00000000:00000000 03:00001770 00000000     0        0 0 3 0000000000000000
 """
+"""Like that of TCP: the last row is a connection in TIME_WAIT, which no process holds."""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -249,6 +250,22 @@ def test_the_version_to_which_no_route_leads_is_left_out(
 def test_a_route() -> None:
     assert peers.has_route("127.0.0.1")
     assert not peers.has_route("fe80::1%999999")
+
+
+def test_without_a_free_descriptor_a_route_is_not_ruled_out() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        possible = peers.has_route("127.0.0.1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert possible
+
+
+def test_an_address_is_asked_even_if_no_route_leads_to_any() -> None:
+    # The kernel refuses this socket a connection to the broadcast, and there is no such interface.
+    nowhere = ["255.255.255.255", "fe80::1%999999"]
+    assert peers.with_a_route(nowhere) == nowhere, "a route can come"
 
 
 def test_failures_can_be_read_while_names_are_looked_up(names: NameServer, made: Callable[..., Peers]) -> None:
