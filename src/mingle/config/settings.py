@@ -254,12 +254,14 @@ def resolve_network(environ: Mapping[str, str], arguments: Arguments) -> Network
     family = _family(environ, arguments)
     udp_port = _port(environ, arguments, "port", "MINGLE_PORT")
     hops = _whole(environ, arguments, "ttl", "MINGLE_TTL", 0, 255)
+    # First: an error of another peer shows the whole value, and a password in a URL must not be in it.
+    folders = () if peers is None else values.folders(peers, peers_from)
     return Network(
         discovery_timeout=DEFAULT_DISCOVERY_TIMEOUT if timeout is None else values.seconds(timeout, timeout_from),
         interfaces=interfaces,
         interfaces_from=interfaces_from,
         peers=() if peers is None else values.peers(peers, peers_from),
-        folders=() if peers is None else values.folders(peers, peers_from),
+        folders=folders,
         secret=_secret(environ, arguments),
         port=DEFAULT_PORT if udp_port is None else udp_port,
         ttl=1 if hops is None else hops,

@@ -274,6 +274,13 @@ def _folder(word: str, source: str) -> str:
 def _bucket(word: str, source: str) -> str:
     scheme, _, rest = word.partition("://")
     place = rest.partition("/")[0]
+    if ":" in place.rpartition("@")[0]:
+        # First, and without the word itself: it holds the password.
+        raise ConfigurationError.explain(
+            f"{source} holds a {scheme}:// URL with a password, which errors and logs would show",
+            cause="credentials in the URL",
+            remedy="give them as the back end of fsspec expects them, e.g. in its configuration file",
+        )
     cause = remedy = ""
     if scheme in _LOCAL_SCHEMES:
         cause = "a URL that names the files of one machine"
@@ -284,13 +291,6 @@ def _bucket(word: str, source: str) -> str:
     elif not place or not rest.isprintable() or set(rest) & set("?#"):
         cause = "a URL without a bucket, or with a query"
         remedy = "write the bucket and a prefix in it, e.g. s3://bucket/mingle"
-    elif ":" in place.rpartition("@")[0]:
-        # Without the word itself: it holds the password.
-        raise ConfigurationError.explain(
-            f"{source} holds a {scheme}:// URL with a password, which errors and logs would show",
-            cause="credentials in the URL",
-            remedy="give them as the back end of fsspec expects them, e.g. in its configuration file",
-        )
     if cause:
         raise ConfigurationError.explain(
             f"{source} holds {word!r}, which names no shared folder", cause=cause, remedy=remedy
@@ -331,7 +331,7 @@ def _peer(word: str, source: str, given: list[Any]) -> Peer:
         # What looks like an address must be one; a text with several colons can only be of IPv6.
         if literal is None and (":" in host or re.fullmatch(r"[0-9.]*", host)):
             raise _not_a_peer(word, source)
-    if re.search(_NOT_A_HOST, host) or "/" in word or (literal is not None and not _is_one_host(literal)):
+    if re.search(_NOT_A_HOST, host) or (literal is not None and not _is_one_host(literal)):
         raise _not_a_peer(word, source)
     if port is None:
         return Peer(host)

@@ -237,6 +237,12 @@ def test_where_the_job_id_comes_from(environ: dict[str, str], argument: str | No
     assert resolve(environ, job_id=argument, world_size=size).job_id == expected
 
 
+def test_a_password_in_a_url_is_not_shown_where_another_peer_is_wrong() -> None:
+    with pytest.raises(ConfigurationError, match="with a password") as caught:
+        resolve_network({"MINGLE_PEERS": "node0:port,sftp://ann:hunter2@store/mingle"})
+    assert "hunter2" not in str(caught.value)
+
+
 def test_an_empty_job_id_is_an_error_where_the_launcher_has_one() -> None:
     """The jobs of a template that fails to fill it in must not begin in some other way than was written."""
     with pytest.raises(ConfigurationError, match="MINGLE_JOB_ID='' is empty"):

@@ -188,14 +188,25 @@ def test_a_folder_has_an_absolute_path(value: str) -> None:
 
 
 def test_buckets_are_mixed_with_peers() -> None:
-    text = "a,s3://bucket/mingle/,sftp://ann@store/mingle;gs://bucket"
+    text = "a,s3://bucket/mingle/,sftp://ann@store:2222/mingle;gs://bucket"
     assert values.peers(text, "peers") == (Peer("a"),)
-    assert values.folders(text, "peers") == ("s3://bucket/mingle", "sftp://ann@store/mingle", "gs://bucket")
+    assert values.folders(text, "peers") == ("s3://bucket/mingle", "sftp://ann@store:2222/mingle", "gs://bucket")
 
 
 @pytest.mark.parametrize(
     "value",
-    ["http://a", "https://a/b", "tcp://a:1", "mingle://job", "://a", "s3://", "s3:///key", "s3://a?b", "S3://a"],
+    [
+        "http://a",
+        "https://a/b",
+        "tcp://a:1",
+        "mingle://job",
+        "://a",
+        "s3://",
+        "s3:///key",
+        "s3://a?b",
+        "s3://a/\x07",
+        "S3://a",
+    ],
 )
 def test_a_url_names_a_bucket(value: str) -> None:
     with pytest.raises(ConfigurationError, match="names no shared folder"):
@@ -207,9 +218,19 @@ def test_a_url_of_one_machines_files_is_refused() -> None:
         values.folders("file:///shared/mingle", "peers")
 
 
-def test_a_url_with_a_password_is_refused_and_not_shown() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sftp://ann:hunter2@store/mingle",
+        "sftp://ann:hunter2@store/mingle?x",
+        "sftp://ann:hunter2#@store/mingle",
+        "https://ann:hunter2@store/mingle",
+        "file://ann:hunter2@store/mingle",
+    ],
+)
+def test_a_url_with_a_password_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(ConfigurationError, match="with a password") as caught:
-        values.folders("sftp://ann:hunter2@store/mingle", "peers")
+        values.folders(url, "peers")
     assert "hunter2" not in str(caught.value)
 
 

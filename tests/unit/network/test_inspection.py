@@ -98,7 +98,8 @@ def test_a_limit_of_threads_is_explained(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_routes_and_rules_of_a_namespace_of_its_own() -> None:
     """In a fresh network namespace, where everything is known."""
     program = (
-        "from mingle.network import inspection as i; from mingle.network.interfaces import scan; import subprocess as s\n"
+        "from mingle.network import inspection as i; from mingle.network.interfaces import scan\n"
+        "import subprocess as s\n"
         "run = lambda text: s.run(text, shell=True, check=True)\n"
         "assert i.default_route() is None or i.default_route() is False, i.default_route()\n"
         "run('ip link set lo up; ip link add near type veth peer name far; ip link set near up; ip link set far up')\n"

@@ -249,7 +249,7 @@ def test_weakly_reached_addresses(
     monkeypatch: pytest.MonkeyPatch, local: str, remote: str, on_link: bool, weak: bool
 ) -> None:
     monkeypatch.setattr(interfaces, "has_direct_route", lambda address: on_link)
-    # 10.0.0.99 is one that moves between machines (VRRP): it has no subnet, and those of the interface count all the same.
+    # 10.0.0.99, which moves between machines (VRRP), has no subnet; those of its interface count all the same.
     eth0 = nic("eth0", 2, "10.0.0.1/24", "10.0.5.1/24", "10.0.0.99/32", "fd00::1/64")
     found = [LO, eth0, nic("wg0", 4, "10.8.0.1/32")]
     assert interfaces.reached_weakly(found, local, remote) is weak
