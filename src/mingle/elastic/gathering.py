@@ -314,9 +314,9 @@ class Gathering(Loop):
         self._stores = StoreKeeper(driver, self.call, port=settings.master_port)
         stack.callback(self._stores.release)
         stack.callback(self._stores.close)
-        context, endpoints = machine_context(settings, self._key, driver), driver.listen()
+        context, endpoints = machine_context(settings, self._key, driver), driver.control_port.listen()
         if settings.mesh != "off":
-            driver.listen_locally()
+            driver.control_port.listen_locally()
         order = order_of(settings.placement, self._identity.who.hostname, endpoints.addresses[0].address)
         self._identity = structs.replace(self._identity, order=order)
         self._agent = Agent(
@@ -336,7 +336,7 @@ class Gathering(Loop):
         elif self._progress is not None:
             self._rest()  # the caller that waits says what is known of this machine
         else:
-            self._end_gathering(self.driver.facts())
+            self._end_gathering(self.driver.evidence.facts())
             self.driver.carry_out()
         self._log_stage()
         if stores.server is not None:
@@ -367,7 +367,7 @@ class Gathering(Loop):
             self._agent.handle(InterfacesChanged(), now)
         self.driver.relisten(now)
         if self._settings.mesh != "off":
-            self.driver.listen_locally()
+            self.driver.control_port.listen_locally()
 
     def _say(self, level: int, text: str, error: BaseException | None = None) -> None:
         if self._progress is not None or error is not None:

@@ -414,9 +414,9 @@ class Discovery(Loop):
 
     def _listen(self) -> Endpoints:
         """Open the control port; for the mesh also on link-local addresses, which are not announced."""
-        endpoints = self.driver.listen()
+        endpoints = self.driver.control_port.listen()
         if self._listens_for_mesh:
-            self.driver.listen_locally()
+            self.driver.control_port.listen_locally()
         return endpoints
 
     def _drive(self, machine: Machine) -> None:
@@ -466,11 +466,11 @@ class Discovery(Loop):
         self._outcome.put(machine.outcome)
 
     def _serve(self) -> None:
-        listens = self._machine.hosting is None and self.driver.transport is not None
+        listens = self._machine.hosting is None and self.driver.udp.transport is not None
         self.driver.turn(min(self._watch_due, self._deaf_due) if listens else self._watch_due)
         now = time.monotonic()
         if listens and now >= self._deaf_due:
-            self.driver.close_transport()  # no process asks a member any more; a host answers while it lives
+            self.driver.udp.close()  # no process asks a member any more; a host answers while it lives
         if now >= self._watch_due:
             self._watch_due = now + (self.watch() if self.watch is not None else FIRST_WATCH_SECONDS)
             self.driver.carry_out()  # what the watch has said must not wait for the next turn
@@ -516,7 +516,7 @@ class Discovery(Loop):
         if listens or self._machine.hosting is not None:
             self.driver.relisten(now)
             if self._listens_for_mesh and not self._formed:
-                self.driver.listen_locally()
+                self.driver.control_port.listen_locally()
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, CloseStore):

@@ -145,12 +145,12 @@ class Loop:
 
     def facts(self) -> NetworkFacts:
         """Return what a report says of the network, with a diagnosis of this machine, which takes a moment."""
-        return self._diagnosed(self.driver.observed)
+        return self._diagnosed(self.driver.evidence.observed)
 
     def show(self, progress: Progress) -> None:
         """Show how far the loop has come, when that is due."""
         with contextlib.suppress(MingleError):  # the loop has ended, and its outcome says why
-            progress.show(_Remote(self), self.clock(), lambda: self._diagnosed(self.driver.observed_since))
+            progress.show(_Remote(self), self.clock(), lambda: self._diagnosed(self.driver.evidence.observed_since))
 
     def inspect(self, wanted: Inspect) -> None:
         """Find out what this machine's firewall blocks, and tell the machine. A caller that waits does this."""
@@ -165,8 +165,8 @@ class Loop:
         self.call(lambda: self.driver.tell(Inspected(wanted.number, blocked)))
 
     def _diagnosed(self, observed: Callable[[], dict[str, Any]]) -> NetworkFacts:
-        findings = self.ask(lambda: self.driver).diagnose(self.ask(observed))
-        return self.ask(partial(self.driver.facts, findings))
+        findings = self.ask(lambda: self.driver).evidence.diagnose(self.ask(observed))
+        return self.ask(partial(self.driver.evidence.facts, findings))
 
     # --- the thread ------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,8 @@ class Peers:
         self._failures: dict[str, str] = {}
         named = [(peer.host, peer.port or default_port) for peer in peers]
         self._found = [(host, port) for host, port in named if parse_address(host)]
-        self._any = bool(named)
+        self.any = bool(named)
+        """Whether there are peers."""
         names = [(host, port) for host, port in named if not parse_address(host)]
         try:
             for first in range(min(len(names), MAX_THREADS)):
@@ -128,7 +129,7 @@ class Peers:
 
     def next_timer(self, now: float) -> float | None:
         """Return when an address is due, or when to take new addresses; None without peers."""
-        if not self._any:
+        if not self.any:
             return None
         look = now + RESOLVED_SECONDS
         due = min((target.due for target in self._targets.values()), default=look)

@@ -92,7 +92,8 @@ class Observer:
         Args:
             diagnosed: whether to examine this machine as well, which takes a moment.
         """
-        return self.driver.facts(self.driver.diagnose(self.driver.observed()) if diagnosed else ())
+        evidence = self.driver.evidence
+        return evidence.facts(evidence.diagnose(evidence.observed()) if diagnosed else ())
 
     def run(
         self,

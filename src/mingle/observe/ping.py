@@ -505,7 +505,7 @@ class Pinger:
             network, job or None, self._key, groups=groups, perform=self._perform, scanned=self._scanned
         )
         self.driver = driver = self._observer.driver
-        driver.on_datagram, driver.ask_peers = self._heard, self._learn_peers
+        driver.udp.on_datagram, driver.udp.ask_peers = self._heard, self._learn_peers
         try:
             driver.connections.listen(self._addresses())
         except BaseException:
@@ -560,8 +560,8 @@ class Pinger:
         return tuple(each.name for each in self.driver.interfaces.usable)
 
     def inspect(self, environ: Mapping[str, str] | None = None, **observed: Any) -> Facts:
-        """Return the facts about this machine; see `mingle.engine.driver.Driver.inspect`."""
-        return self.driver.inspect(environ, versions=self.versions, **observed)
+        """Return the facts about this machine; see `mingle.engine.evidence.Evidence.inspect`."""
+        return self.driver.evidence.inspect(environ, versions=self.versions, **observed)
 
     def _addresses(self) -> list[tuple[str, int]]:
         """Return where to listen; on link-local addresses as well: a PING can come from one, and it is dialed then."""
@@ -575,7 +575,7 @@ class Pinger:
         self.own = self.pings.own = frozenset(address for address, _ in own)
 
     def _learn_peers(self, _now: float) -> None:
-        found = [each for each in self.driver.peers.take() if each[0] not in self.own]
+        found = [each for each in self.driver.udp.peers.take() if each[0] not in self.own]
         self.pings.learn([(_with_named_zone(address), port) for address, port in found])
 
     def _heard(self, received: Received, now: float) -> None:
@@ -603,7 +603,7 @@ class Pinger:
             if received.data[4:5] == bytes((datagrams.MAJOR_VERSION,)):
                 return
             reason = f"version {received.data[4]}"
-        self.driver.rejected[reason] += 1
+        self.driver.rejections.counts[reason] += 1
         if reason.startswith("version "):
             self.versions.setdefault(reason, bare_address(received.source[0]))
 
@@ -611,10 +611,10 @@ class Pinger:
         try:
             self._send(effect)
         except Exception as error:  # another host chose the address
-            self.driver.note_fault(error, "a ping or its answer")
+            self.driver.rejections.fault(error, "a ping or its answer")
 
     def _send(self, effect: effects.Effect | Cast | Post | Reply) -> None:
-        transport = self.driver.transport
+        transport = self.driver.udp.transport
         if transport is None:
             return
         match effect:

@@ -407,7 +407,7 @@ def test_blocked_store_call_fails_when_the_members_thread_dies(
             until(lambda: discovery.group_stands)
         blocked = pool.submit(handle.get, "a key")
         discovery.call(lambda: 1 // 0)
-        until(lambda: discovery.failure is not None and discovery.driver.transport is None)
+        until(lambda: discovery.failure is not None and discovery.driver.udp.transport is None)
         if stands:
             held.set("a key", "a value")
             assert blocked.result(30) == b"a value"

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from mingle.config import values
 from mingle.config.settings import Settings
-from mingle.engine import driver, progress, store
+from mingle.engine import driver, progress, store, udp_endpoint
 from mingle.engine.discovery import Discovery, make_room
 from mingle.engine.store import StoreServer
 from mingle.errors import DiscoveryTimeoutError, MingleError
@@ -184,18 +185,22 @@ def test_the_store_is_on_the_fixed_port() -> None:
 def test_a_member_that_has_formed_hears_no_datagrams_any_more() -> None:
     with formed(2) as ranks:
         host, member = (discovery for discovery, _ in ranks)
-        until(lambda: member.driver.transport is None)
-        assert host.driver.transport is not None
-        assert member.driver.facts().sent == 0
-        assert host.driver.facts().sent > 0
+        until(lambda: member.driver.udp.transport is None)
+        assert host.driver.udp.transport is not None
+        assert member.driver.evidence.facts().sent == 0
+        assert host.driver.evidence.facts().sent > 0
 
 
 # --- what cannot be -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["Connections", "LocalRelay", "Peers"])
-def test_sockets_are_closed_when_opening_the_rest_fails(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    monkeypatch.setattr(driver, step, lambda *_, **__: riddle())
+@pytest.mark.parametrize(
+    ("module", "step"), [(driver, "Connections"), (udp_endpoint, "LocalRelay"), (udp_endpoint, "Peers")]
+)
+def test_sockets_are_closed_when_opening_the_rest_fails(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
+) -> None:
+    monkeypatch.setattr(module, step, lambda *_, **__: riddle())
     with pytest.raises(MingleError, match="a riddle"):
         alone(0).run()
 
@@ -263,7 +268,7 @@ def test_an_unforeseen_exception_while_waiting_is_an_error_with_its_cause(
     with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
         waiting.run()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert waiting.driver.transport is None
+    assert waiting.driver.udp.transport is None
     assert waiting.driver.connections._connections == {}
     assert not waiting.driver.connections._listeners
     waiting.close("a second time")
@@ -273,7 +278,7 @@ def test_signal_handlers_exception_while_sockets_open_reaches_the_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A TimeoutError is an OSError."""
-    relay = driver.LocalRelay
+    relay = udp_endpoint.LocalRelay
 
     def alarmed(*_: object) -> None:
         raise TimeoutError("the alarm")
@@ -283,7 +288,7 @@ def test_signal_handlers_exception_while_sockets_open_reaches_the_caller(
         time.sleep(0.1)
         return relay(*arguments)
 
-    monkeypatch.setattr(driver, "LocalRelay", slow)
+    monkeypatch.setattr(udp_endpoint, "LocalRelay", slow)
     with alarm(alarmed, 60.0), pytest.raises(TimeoutError, match="the alarm"):
         alone(1).run()
 
@@ -311,7 +316,7 @@ def test_a_serving_thread_that_dies_closes_store_and_sockets_and_tells_who_waits
             assert "ended by an unforeseen ZeroDivisionError: a riddle" in str(error)
             assert isinstance(error.__cause__, ZeroDivisionError)
         assert str(discovery.failure) == str(told[0])
-        until(lambda: discovery.driver.transport is None and not discovery.driver.connections._connections)
+        until(lambda: discovery.driver.udp.transport is None and not discovery.driver.connections._connections)
         with client:
             client.settimeout(30)
             if rank == 0:
@@ -348,7 +353,7 @@ def test_a_store_that_a_process_group_has_taken_over_outlives_the_serving_thread
         assert held is not None
         server.release()
         discovery.call(riddle)
-        until(lambda: discovery.failure is not None and discovery.driver.transport is None)
+        until(lambda: discovery.failure is not None and discovery.driver.udp.transport is None)
         with client:
             client.setblocking(False)
             with pytest.raises(BlockingIOError):
@@ -388,17 +393,17 @@ def test_errors_reach_stderr_where_logging_is_not_configured(
 
 def test_a_host_whose_job_runs_renews_its_memberships(ranks: list[Formed], monkeypatch: pytest.MonkeyPatch) -> None:
     discovery, renewed = ranks[0].discovery, threading.Event()
-    assert discovery.driver.transport is not None
-    real = discovery.driver.transport.refresh
+    assert discovery.driver.udp.transport is not None
+    real = discovery.driver.udp.transport.refresh
 
     def refresh() -> Change:
         renewed.set()
         return real()
 
-    monkeypatch.setattr(discovery.driver.transport, "refresh", refresh)
+    monkeypatch.setattr(discovery.driver.udp.transport, "refresh", refresh)
 
     def renew_now() -> None:
-        discovery.driver._refresh_due = time.monotonic()
+        discovery.driver.udp._refresh_due = time.monotonic()
 
     discovery.call(renew_now)
     assert renewed.wait(30)
@@ -615,7 +620,7 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     waiting = opened(alone(rank, progress="auto"))
-    own = [each.address for each in waiting.driver.addresses]
+    own = [each.address for each in waiting.driver.control_port.addresses]
     offer = datagrams.Offer(
         job=waiting.settings.job_id,
         session=b"S" * 16,
@@ -628,8 +633,8 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
 
     def fall_due() -> None:
         waiting.driver.interfaces.scan_due = 0.0
-        waiting.driver._slow_from = waiting.driver._refresh_due = 0.0
-        waiting.driver._rp_drops = None
+        waiting.driver.evidence._slow_from = waiting.driver.udp._refresh_due = 0.0
+        waiting.driver.evidence._rp_drops = None
         waiting.driver.tell(Heard(offer, Source(interface="lo", address="127.0.0.1")))
 
     with contextlib.ExitStack() as stack:
@@ -647,7 +652,7 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
             facts = waiting.facts()
             until(lambda: waiting.driver.connections.starved or not callers)
         assert facts.sent > 0
-        assert [each.address for each in waiting.driver.addresses] == own
+        assert [each.address for each in waiting.driver.control_port.addresses] == own
         until(lambda: not waiting.driver.connections.starved)
         for caller in callers:
             caller.settimeout(30)

@@ -44,7 +44,7 @@ def test_a_job_is_found(job: str | None, peers: tuple[str, ...]) -> None:
         found = finder(looking, job)
         looking.run(found, until=time.monotonic() + 30, done=lambda: bool(found.alive))
         assert [str(each.target()) for each in found.alive] == ["127.0.0.1:29500"]
-        facts = looking.driver.facts()
+        facts = looking.driver.evidence.facts()
     assert facts.port == port
     assert facts.sent > 0
     assert facts.received > 0
@@ -57,7 +57,7 @@ def test_unicasts_to_named_hosts_are_counted() -> None:
         looked_at: list[int] = []
 
         def done() -> bool:
-            looked_at.append(observer.driver.inspect().unicasts_sent)
+            looked_at.append(observer.driver.evidence.inspect().unicasts_sent)
             return looked_at[-1] > 0
 
         observer.run(finder(observer, None), until=time.monotonic() + 30, done=done)

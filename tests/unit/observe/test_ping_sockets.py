@@ -56,7 +56,7 @@ def test_two_processes_of_one_host_hear_each_other() -> None:
     with no_descriptor_leaks():
         one, other = run_two((network, network))
     assert one.interfaces == ("lo",)
-    assert "lo" in one.driver.multicasts_on
+    assert "lo" in one.driver.udp.multicasts_on
     for pinger in (one, other):
         (peer,) = pinger.pings.peers.values()
         assert peer.address == "127.0.0.1"
@@ -141,7 +141,7 @@ def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
             looking.join()
             asker.setblocking(False)
             answer = echo.decode(asker.recv(2000))
-        assert rank.driver.rejected == {}
+        assert rank.driver.rejections.counts == {}
     assert isinstance(answer, EchoReply)
     assert answer.asker == b"s" * 16
 

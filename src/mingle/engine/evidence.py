@@ -1,0 +1,132 @@
+"""What the sockets of a process have shown of its network: for the report of an error, and for the diagnosis."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mingle.config.settings import Network
+from mingle.engine.rejections import Rejections
+from mingle.engine.udp_endpoint import UdpEndpoint
+from mingle.network.folders import Folders
+from mingle.network.interfaces import InterfaceMonitor, reverse_path_drops
+from mingle.protocol.observations import NetworkFacts
+from mingle.wire.datagrams import BROWSE_GROUP
+
+if TYPE_CHECKING:
+    from mingle.diagnostics import Finding
+    from mingle.diagnostics.diagnosis import Facts
+
+QUICK_SECONDS = 0.2
+"""Counters that only a report shows are read after this time: a rank that finds the others sooner reports nothing."""
+
+
+class Evidence:
+    """What was observed, for reports.
+
+    Args:
+        network: how this process discovers.
+        interfaces: of this machine.
+        udp: its datagrams.
+        folders: its shared folders.
+        rejections: what was dropped.
+        now: the time.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        interfaces: InterfaceMonitor,
+        udp: UdpEndpoint,
+        folders: Folders,
+        rejections: Rejections,
+        now: float,
+    ) -> None:
+        self._network = network
+        self._interfaces = interfaces
+        self._udp = udp
+        self._folders = folders
+        self._rejections = rejections
+        self._slow_from = now + QUICK_SECONDS
+        self._rp_drops: int | None = None
+        self._errors_said: Counter[str] = Counter()
+
+    def count_drops(self, now: float) -> None:
+        """Read once, when it is not quick any more, what the kernel has dropped before."""
+        if self._rp_drops is None and now >= self._slow_from:
+            self._rp_drops = reverse_path_drops()
+
+    def inspect(self, environ: Mapping[str, str] | None = None, **observed: Any) -> Facts:
+        """Return the facts by which this machine can be judged; see `inspection.collect_facts` for the arguments."""
+        from mingle.network import inspection  # only doctor, ping and a rank that waits or has failed need it
+
+        return inspection.collect_facts(self._network.port, environ=environ, **self.observed() | observed)
+
+    def observed(self) -> dict[str, Any]:
+        """Return what the sockets have shown, as arguments of `inspection.collect_facts`."""
+        network, transport = self._network, self._udp.transport
+        ipv4 = any(each.of_family("4") for each in self._interfaces.usable) and network.family != "6"
+        return {
+            "group": (self._udp.group or BROWSE_GROUP).ipv4 if ipv4 else "",
+            "used": self._interfaces.usable,
+            "found": self._interfaces.found,
+            "named_by": network.interfaces_from if network.interfaces else "",
+            "multicasts_on": frozenset(self._udp.multicasts_on) if transport and transport.sent else None,
+            "failures": dict(transport.failures) if transport else {},
+            "relay_failure": self._udp.relay.failure,
+            "send_errors": dict(transport.send_errors) if transport else {},
+            "unicasts_sent": transport.unicasts_sent if transport else 0,
+            "unresolved": self._udp.peers.failures,
+            "folders": {folder: (each.what, each.fix) for folder, each in self._folders.problems.items()},
+            "rp_drops_before": self._rp_drops,
+        }
+
+    def observed_since(self) -> dict[str, Any]:
+        """Return the same for the progress line: only the errors since the last call, and nothing that takes long."""
+        transport = self._udp.transport
+        errors = Counter() if transport is None else transport.send_errors
+        recent, self._errors_said = errors - self._errors_said, Counter(errors)
+        return self.observed() | {"brief": True, "send_errors": dict(recent)}
+
+    def diagnose(self, observed: Mapping[str, Any]) -> Sequence[Finding]:
+        """Return what is wrong with this machine. This takes a moment, and any thread can do it.
+
+        Args:
+            observed: what the sockets have shown.
+        """
+        with contextlib.suppress(OSError, ImportError):  # EMFILE: without a descriptor no module can be loaded
+            from mingle.diagnostics import diagnosis
+            from mingle.network import inspection
+
+            return diagnosis.troubles(inspection.collect_facts(self._network.port, **observed))
+        return ()
+
+    def facts(self, findings: Sequence[Finding] = ()) -> NetworkFacts:
+        """Return what a report says of the network.
+
+        Args:
+            findings: of `diagnose`.
+        """
+        network, transport, group = self._network, self._udp.transport, self._udp.group or BROWSE_GROUP
+        groups = [] if network.family == "6" else [group.ipv4]
+        if network.family != "4" and any(each.of_family("6") for each in self._interfaces.usable):
+            groups.append(group.ipv6(network.ttl))
+        failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
+        failures += [f"local relay: {self._udp.relay.failure}"] if self._udp.relay.failure else []
+        failures += [f"{host} did not resolve: {why}" for host, why in self._udp.peers.failures.items()]
+        failures += [f"{folder} {problem.what}" for folder, problem in self._folders.problems.items()]
+        return NetworkFacts(
+            interfaces=[str(each) for each in self._interfaces.usable],
+            groups=groups,
+            port=network.port,
+            peers=[*(str(peer) for peer in network.peers), *network.folders],
+            sent=transport.sent if transport else 0,
+            received=transport.received if transport else 0,
+            rejected=self._rejections.counts,
+            send_errors=transport.send_errors if transport else Counter(),
+            failures=failures,
+            findings=findings,
+        )

@@ -1,0 +1,35 @@
+"""The addresses on which the control port is open."""
+
+from __future__ import annotations
+
+from ipaddress import ip_interface
+
+from mingle.engine.control_port import listening_addresses
+from mingle.network.interfaces import Interface
+from mingle.wire import datagrams
+
+
+def nic(name: str, index: int, *addresses: str) -> Interface:
+    return Interface(name, index, tuple(map(ip_interface, addresses)), loopback=name == "lo")
+
+
+ETH0 = nic("eth0", 2, "10.0.0.1/24", "fd00::1/64", "fe80::1/64")
+
+
+def test_the_addresses_to_listen_on() -> None:
+    lonely = nic("eth1", 3, "fe80::2/64", "fe80::3/64")
+    found = [(each.address, each.interface, each.index) for each in listening_addresses([ETH0, lonely], "auto")]
+    assert found == [("10.0.0.1", "eth0", 2), ("fd00::1", "eth0", 2), ("fe80::2", "eth1", 3)]
+    assert [each.address for each in listening_addresses([ETH0], "6")] == ["fd00::1"]
+    many = nic("eth2", 4, *(f"10.0.1.{number}/24" for number in range(1, 40)))
+    assert len(listening_addresses([many], "auto")) == datagrams.MAX_ADDRESSES
+
+
+def test_tunnels_and_bridges_are_a_last_resort() -> None:
+    usable = [
+        nic("eth1", 3, "10.1.0.1/24"),
+        nic("wg0", 4, "10.9.0.1/24"),
+        nic("docker0", 5, "172.17.0.1/16"),
+        nic("lo", 1, "127.0.0.1/8"),
+    ]
+    assert [each.last_resort for each in listening_addresses(usable, "auto")] == [False, True, True, False]

@@ -1,0 +1,76 @@
+"""What a report says of the network, as the sockets have shown it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mingle.config.settings import Network
+from mingle.config.values import Peer
+from mingle.network import local_relay
+from mingle.protocol.effects import Multicast
+from mingle.protocol.events import (
+    FoldersListed,
+)
+from tests.support.bystanders import free_udp_port
+from tests.support.noting_driver import SEEK, Noting, folder_driver
+
+
+def test_facts_and_inspection_describe_the_network() -> None:
+    port = free_udp_port()
+    network = Network(
+        interfaces=("lo",), interfaces_from="MINGLE_INTERFACE", port=port, peers=(Peer("no-such-host.invalid"),)
+    )
+    with contextlib.ExitStack() as stack:
+        driver = Noting(network, stack, job="resnet")
+        deadline = time.monotonic() + 30
+        while not driver.udp.peers.failures:
+            assert time.monotonic() < deadline
+            driver.notes.due = time.monotonic() + 0.01
+            driver.turn()
+        driver.rejections.counts["magic"] += 2
+        facts = driver.evidence.facts()
+        assert facts.groups[0] == "239.192.180.44"
+        assert facts.port == port
+        assert facts.peers == ["no-such-host.invalid"]
+        assert facts.rejected == {"magic": 2}
+        (failure,) = facts.failures
+        assert failure.startswith("no-such-host.invalid did not resolve: ")
+        assert facts.findings == ()
+        observed = driver.evidence.inspect(versions={"version 2": "10.0.0.1"})
+        assert observed.group == "239.192.180.44"
+        assert observed.named_by == "MINGLE_INTERFACE"
+        assert observed.multicasts_on is None, "nothing was sent, so nothing can have come back"
+        assert observed.versions == {"version 2": "10.0.0.1"}
+        found = [finding.observation for finding in driver.evidence.diagnose(driver.evidence.observed())]
+        assert any("'no-such-host.invalid' in MINGLE_PEERS does not resolve" in each for each in found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")
+def test_a_process_without_a_place_in_the_relay_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user can take all the names: that costs the relay of unicast datagrams, and nothing else."""
+    monkeypatch.setattr(local_relay, "MAX_PROCESSES", 1)
+    network = Network(interfaces=("lo",), port=free_udp_port())
+    with contextlib.ExitStack() as stack:
+        stack.callback(local_relay.LocalRelay(network.port).close)
+        driver = Noting(network, stack)
+        driver.notes.to_do.append(Multicast(SEEK))
+        assert driver.hear()[0] == SEEK
+        assert driver.evidence.facts().failures == ["local relay: all 1 names are taken"]
+        assert driver.evidence.inspect().relay_failure == "all 1 names are taken"
+
+
+def test_a_folder_that_fails_is_named_and_the_election_does_not_wait_for_it(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        driver = folder_driver(stack, tmp_path / "missing")
+        driver.notes.shows = SEEK
+        driver.turn_until(FoldersListed)
+        facts = driver.evidence.facts(driver.evidence.diagnose(driver.evidence.observed()))
+        assert f"dir:{tmp_path}/missing does not exist" in facts.failures
+        assert facts.peers == [f"dir:{tmp_path}/missing"]
+        finding = next(each for each in facts.findings if each.name == "folder")
+        assert "mount" in finding.remedy
