@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import typing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -36,12 +37,17 @@ if TYPE_CHECKING:
     from mingle.wire.frames import AnyFrame
 
 CALL = STORIES["join"].call
+PURPOSES: tuple[frames.Purpose, ...] = typing.get_args(frames.Purpose)
 
 
-def hello_of(key: JobKey | None = None) -> frames.Hello:
-    """The HELLO that `CALL` makes with the nonce of the golden packets."""
+def calls_for(purpose: frames.Purpose) -> Call:
+    return msgspec.structs.replace(CALL, purpose=purpose)
+
+
+def hello_of(key: JobKey | None = None, call: Call = CALL) -> frames.Hello:
+    """The HELLO of a call with the nonce of the golden packets."""
     with mock.patch("mingle.protocol.handshake.new_nonce", return_value=MEMBER_NONCE):
-        return CALL.hello(key)
+        return call.hello(key)
 
 
 ANOTHER_KEY = JobKey(b"another secret", JOB)
@@ -212,10 +218,11 @@ def test_secret_that_is_not_shared(member_key: JobKey | None, host_key: JobKey |
     assert meeting.member.data_to_send() == b"", "a member proves nothing to a host that is not believed"
 
 
+@pytest.mark.parametrize("purpose", PURPOSES)
 @pytest.mark.parametrize("proof", [b"", bytes(32), KEY.mac(b"member proof", b"")])
-def test_caller_without_a_proof_is_refused_and_said_so(proof: bytes) -> None:
+def test_caller_without_a_proof_is_refused_and_said_so(proof: bytes, purpose: frames.Purpose) -> None:
     host = new_host(key=KEY)
-    host.receive_data(new_member(key=KEY).data_to_send())
+    host.receive_data(new_member(calls_for(purpose), key=KEY).data_to_send())
     host.data_to_send()
     with pytest.raises(HandshakeFailed, match="secret"):
         host.receive_data(encode_frame(frames.Prove(proof=proof)))
@@ -231,11 +238,12 @@ def test_host_proof_sent_back_is_no_member_proof() -> None:
         host.receive_data(encode_frame(frames.Prove(proof=proof)))
 
 
+@pytest.mark.parametrize("purpose", PURPOSES)
 @pytest.mark.parametrize("proof", [b"", bytes(32), KEY.mac(b"hello", b"")])
-def test_host_proves_nothing_to_a_caller_that_has_not(proof: bytes) -> None:
+def test_host_proves_nothing_to_a_caller_that_has_not(proof: bytes, purpose: frames.Purpose) -> None:
     """Else one connection would give everybody a MAC to try guesses of the secret on."""
     host = new_host(key=KEY)
-    hello = msgspec.structs.replace(hello_of(), proof=proof)
+    hello = msgspec.structs.replace(hello_of(call=calls_for(purpose)), proof=proof)
     with pytest.raises(HandshakeFailed, match="secret: the caller did not prove the secret"):
         host.receive_data(PREFACE + encode_frame(hello))
     answer = FrameReader()
@@ -258,11 +266,9 @@ def test_proof_of_one_hello_is_none_of_another_nonce_or_session() -> None:
 @pytest.mark.parametrize("offered", [bytes(16), b"SET victim 1\r\n\0\0", SESSION])
 @EITHER_KEY
 def test_members_first_bytes_hold_nothing_of_the_offered_session(offered: bytes, key: JobKey | None) -> None:
-    member = new_member(msgspec.structs.replace(CALL, session=offered), key=key)
-    again = new_member(msgspec.structs.replace(CALL, session=offered), key=key)
-    said, said_again = member.data_to_send(), again.data_to_send()
-    assert offered not in said
-    assert said != said_again, "a hash of the session alone could be chosen"
+    call = msgspec.structs.replace(CALL, session=offered)
+    assert offered not in new_member(call, key=key).data_to_send()
+    assert call.hello(key).session_hash != call.hello(key).session_hash, "a hash of the session alone could be chosen"
 
 
 @EITHER_KEY

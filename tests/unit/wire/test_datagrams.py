@@ -36,6 +36,7 @@ from mingle.wire.datagrams import (
     job_group,
     padded,
     truncate_utf8,
+    with_first,
 )
 from tests import golden
 from tests.golden.examples import ADDRESSES, DATAGRAMS, HOST, JOB, KEY, MEMBER, PORT, SESSION
@@ -348,6 +349,14 @@ def test_clip(text: str, expected: str) -> None:
 @given(st.text(st.characters()), st.integers(0, 80))
 def test_clip_keeps_to_its_limit_and_gives_text_that_can_be_sent(text: str, limit: int) -> None:
     assert len(truncate_utf8(text, limit).encode()) <= limit
+
+
+def test_offer_names_first_where_it_was_reached_and_keeps_the_order_of_the_others() -> None:
+    offer = msgspec.structs.replace(OFFER, addresses=(*ADDRESSES, "192.0.2.12"))
+    toward = with_first(offer, ["192.0.2.12", "192.0.2.99"])
+    assert isinstance(toward, Offer)
+    assert toward.addresses == ("192.0.2.12", *ADDRESSES)
+    assert with_first(SEEK, ADDRESSES) is SEEK
 
 
 @pytest.mark.parametrize("key", [None, KEY])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mingle.observe.ping import ANSWERS_PER_SECOND
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import BROWSE_GROUP, Rejected, job_group
+from mingle.wire.datagrams import BROWSE_GROUP, MAX_BYTES, Rejected, job_group
 from mingle.wire.echo import Echo, EchoEnd, EchoMessage, EchoReply, EchoRequest
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
@@ -123,5 +123,6 @@ def test_a_stream_is_cut_into_messages() -> None:
     data = echo.framed(echo.encode(PING))
     assert [echo.unframed(data[:length]) for length in (0, 1, 2, len(data) - 1)] == [None] * 4
     assert echo.unframed(data + b"more") == echo.encode(PING)
+    assert echo.unframed(MAX_BYTES.to_bytes(2, "big")) is None
     with pytest.raises(Rejected, match="size"):
-        echo.unframed(b"\xff\xff")
+        echo.unframed((MAX_BYTES + 1).to_bytes(2, "big"))

@@ -161,6 +161,8 @@ def test_the_longest_application_fits_into_a_frame(letter: str) -> None:
     assert read(encode_frame(join)) == join
 
 
+NAME = "node.example"
+TARGET = {"member": MEMBER, "address": NAME, "port": PORT}
 SEALED = next(line.frame for line in STORIES["join"].lines if isinstance(line.frame, frames.Sealed))
 
 
@@ -200,6 +202,24 @@ SEALED = next(line.frame for line in STORIES["join"].lines if isinstance(line.fr
             {"addresses": []},
             id="no address",
         ),
+        pytest.param(frames.Confirm(session=SESSION, epoch=1), {"network": NAME}, id="a network of no address"),
+        pytest.param(frames.Confirm(session=SESSION, epoch=1), {"targets": [TARGET]}, id="a target under a name"),
+        pytest.param(frames.Confirm(session=SESSION, epoch=1), {"suspects": [TARGET]}, id="a suspect under a name"),
+        pytest.param(
+            frames.Confirmed(session=SESSION, epoch=1, paths=()),
+            {"blocked": {"address": NAME, "chain": "inet x y"}},
+            id="a firewall that blocks a name",
+        ),
+        pytest.param(
+            frames.Store(session=SESSION, address="192.0.2.1", port=PORT),
+            {"address": NAME},
+            id="a store under a name ahead",
+        ),
+        pytest.param(
+            frames.Roster(first=0, total=1, seats=()),
+            {"seats": [{"rank": 0, "local_rank": 0, "node_rank": 0, "hostname": "n", "address": NAME, "pid": 1}]},
+            id="a seat under a name",
+        ),
         pytest.param(frames.Roster(first=0, total=1, seats=()), {"seats": [{}] * 257}, id="too many seats"),
         pytest.param(frames.Status(joined=0, world_size=1), {"missing": list(range(4097))}, id="too many ranks"),
     ],
@@ -209,6 +229,55 @@ def test_frame_with_a_wrong_field_is_malformed(frame: AnyFrame, wrong: dict[str,
     assert read(from_fields(fields)) == frame
     with pytest.raises(Rejected, match="malformed"):
         read(from_fields({**fields, **wrong}))
+
+
+T = "TEXT"
+SOMEBODY = frames.ProcessInfo(hostname=T, address=T)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        frames.Join(
+            world_size=1,
+            node="n",
+            who=SOMEBODY,
+            versions={T: T},
+            paths=(frames.Path(host_address="192.0.2.1", local_address="192.0.2.2", interface=T),),
+        ),
+        frames.Refused(reason="full", detail=T, who=SOMEBODY, cause=T, remedy=T),
+        frames.Running(state="open", world_size=1, host=SOMEBODY, roster=T),
+        frames.Confirmed(
+            session=SESSION, epoch=1, paths=(), failures=(frames.Failure(member=MEMBER, how="refused", detail=T),)
+        ),
+        frames.Void(session=SESSION, epoch=1, reason=T),
+        frames.Leave(session=SESSION, reason=T),
+        frames.Closed(session=SESSION, reason=T, unconnected=(T, T), cause=T, remedy=T),
+        frames.Members(generation=1, present=(SOMEBODY,), left_out=(T,)),
+        frames.Status(
+            joined=0,
+            world_size=1,
+            left=(T,),
+            refused=(T,),
+            phase=T,
+            present=(T,),
+            lacks=T,
+            hosts=T,
+            unanswered=T,
+        ),
+        frames.Roster(
+            first=0,
+            total=1,
+            seats=(frames.Seat(rank=0, local_rank=0, node_rank=0, hostname=T, address="192.0.2.1", pid=1),),
+        ),
+    ],
+    ids=lambda frame: type(frame).__name__,
+)
+def test_texts_for_people_are_printable_once_they_are_read(frame: AnyFrame) -> None:
+    encoded = encode_frame(frame)
+    received = read(encoded.replace(T.encode(), b"\x1b[2J"))
+    assert received is not None
+    assert encode_frame(received) == encoded.replace(T.encode(), b"?[2J")
 
 
 @pytest.mark.parametrize(
