@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mingle.elastic.leases import BINDING_SECONDS, LEASE_SECONDS, Binding, Leases
+from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS, GROWN_SECONDS, LEASE_SECONDS, Binding, Leases
 from mingle.wire.frames import Ping
 
 A, B = b"a" * 16, b"b" * 16
@@ -75,11 +75,12 @@ def test_the_numbers_of_questions_fit_into_a_ping_for_ever() -> None:
 
 def test_forgotten_member_needs_a_new_seal_and_ack() -> None:
     leases = acknowledged(0.0)
+    leases.answered(A, leases.ask(A, 0.5))
     number = leases.ask(A, 1.0)
     leases.forget(A)
     leases.answered(A, number)
     leases.acknowledged(A)
-    assert leases.until(A) == NEVER
+    assert (leases.until(A), leases.answered_at(A)) == (NEVER, NEVER)
     leases.sealed(A, 3.0)
     leases.answered(A, leases.ask(A, 4.0))
     assert leases.until(A) == NEVER, "SEALED has not been acknowledged"
@@ -97,6 +98,10 @@ def test_a_binding_is_to_one_session_and_ends_by_itself_or_by_its_host() -> None
     assert binding.elsewhere(T, 1.0)
     binding.release(S)
     assert not binding.elsewhere(T, 1.0)
+
+
+def test_an_agent_counts_for_a_founding_when_answers_of_the_one_before_it_are_too_old_on_clocks_that_differ() -> None:
+    assert ANSWER_SECONDS * 1.01 < GROWN_SECONDS * 0.99
 
 
 def test_the_host_stops_counting_before_the_member_is_free_on_clocks_that_differ() -> None:

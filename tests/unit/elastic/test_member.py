@@ -13,16 +13,28 @@ from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.election import Elector
-from mingle.protocol.events import Heard, Source, TimerDue
+from mingle.protocol.events import Disconnected, Heard, Source, StoreProved, TimerDue
 from mingle.protocol.machine import Context
 from mingle.protocol.member import Joiner
 from mingle.protocol.participant import AwaitingGo
 from mingle.protocol.sessions import KnownSession
 from mingle.wire.datagrams import Offer
-from mingle.wire.frames import Confirm, HostSeen, Join, Void
+from mingle.wire.frames import (
+    Closed,
+    Confirm,
+    Go,
+    HostSeen,
+    Join,
+    Joined,
+    Members,
+    Refused,
+    Round,
+    RoundHeld,
+    Void,
+)
 from tests.lan.agents import STARTED_AT, AgentGathering, AgentProcess
 from tests.lan.tcp import RESET
-from tests.support.scripted_host import HERE, IDENTITY, SESSION, Alone, running
+from tests.support.scripted_host import HERE, IDENTITY, SESSION, Alone, running, sealed
 
 OTHER = Offer(
     job="job",
@@ -146,7 +158,7 @@ def test_member_tells_its_host_of_other_sessions(
     current = joiner.state.session
     assert current is not None
     now = gathering.world.now + 5.0
-    for message in (OTHER, OTHER, current.offer):
+    for message in (msgspec.structs.replace(OTHER, state="open"), OTHER, OTHER, current.offer):
         joiner.handle(Heard(message, Source(interface="eth0")), now)
     assert sent == [HostSeen(offer=OTHER)]
     joiner.handle(Heard(OTHER, Source(interface="eth0")), now + 1.0)
@@ -175,13 +187,42 @@ def test_an_acknowledgement_that_the_host_calls_off_leaves_no_past(gathering: Ag
     assert (memory.generation, memory.had_quorum) == (-1, False)
 
 
-def test_the_end_of_its_binding_is_no_reason_to_wake_up_again_and_again() -> None:
-    memory = Memory(Policy(nodes=Nodes(minimum=1, maximum=2), last_call=30.0))
-    memory.binding.renew(b"U" * 16, 0.0)
+def new_memory() -> Memory:
+    return Memory(Policy(nodes=Nodes(minimum=1, maximum=2), last_call=30.0))
+
+
+def alone_with(memory: Memory) -> Alone:
+    """An agent, and hosts that say what they are told to say."""
     identity = msgspec.structs.replace(IDENTITY, rank=None, kind="agents", minimum=1)
     context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
     alone = Alone()
     alone.joiner = AgentMember(identity, context, 0.0, memory=memory)
+    return alone
+
+
+def acknowledged(alone: Alone, now: float = 2.0) -> int:
+    """Bring the agent to its ACK in a session that has the number 7 and its quorum; return the connection."""
+    conn = alone.join(now)
+    alone.hear(conn, now, Confirm(session=SESSION, epoch=1))
+    alone.hear(conn, now, Members(generation=7, quorum=True), sealed(1))
+    alone.joiner.handle(StoreProved(SESSION, 1), now)
+    alone.done()
+    return conn
+
+
+def formed(alone: Alone, now: float = 2.0) -> tuple[int, AgentMember]:
+    """Bring the agent to GO; return the connection, and the agent's machine."""
+    conn = acknowledged(alone, now)
+    alone.hear(conn, now, Go(session=SESSION, epoch=1))
+    assert isinstance(alone.joiner, AgentMember)
+    assert alone.joiner.running
+    return conn, alone.joiner
+
+
+def test_the_end_of_its_binding_is_no_reason_to_wake_up_again_and_again() -> None:
+    memory = new_memory()
+    memory.binding.renew(b"U" * 16, 0.0)
+    alone = alone_with(memory)
     conn = alone.join(1.0)
     alone.joiner.handle(Heard(msgspec.structs.replace(OTHER, joined=2), HERE), 2.0)
     (probe,) = alone.dialed()
@@ -195,3 +236,76 @@ def test_the_end_of_its_binding_is_no_reason_to_wake_up_again_and_again() -> Non
         alone.joiner.handle(TimerDue(), due)
     assert alone.blocked(), "it confirms nothing yet, since the job runs elsewhere"
     assert due > BINDING_SECONDS
+
+
+@pytest.mark.parametrize("voided", [True, False])
+def test_only_the_void_of_its_last_acknowledgement_undoes_its_past(voided: bool) -> None:
+    memory = new_memory()
+    alone = alone_with(memory)
+    conn = acknowledged(alone)
+    alone.hear(conn, 2.0, Void(session=SESSION, epoch=1 if voided else 0, reason="too late"))
+    assert (memory.generation, memory.had_quorum) == ((-1, False) if voided else (7, True))
+    assert memory.binding.holds(2.1) is not voided
+
+
+def test_the_void_of_another_session_does_not_undo_its_past() -> None:
+    """The first host may have decided GO: an agent that forgot its quorum could found a small session beside it."""
+    memory = new_memory()
+    alone = alone_with(memory)
+    conn = acknowledged(alone)
+    alone.joiner.handle(Disconnected(conn, RESET), 3.0)
+    (back,) = alone.dialed()
+    alone.joiner.handle(Disconnected(back, "ECONNREFUSED"), 3.0)
+    alone.joiner.handle(Heard(msgspec.structs.replace(OTHER, state="open"), HERE), 3.5)
+    (other,) = alone.dialed()
+    session = OTHER.session
+    alone.answer(other, 3.5, session=session, addresses=OTHER.addresses)
+    said = (Joined(session=session), Confirm(session=session, epoch=1), Void(session=session, epoch=1, reason="lost"))
+    alone.hear(other, 3.5, *said)
+    assert alone.joiner.session is not None
+    assert alone.joiner.session.name == session
+    assert (memory.generation, memory.had_quorum) == (7, True)
+    assert memory.binding.elsewhere(session, 3.6)
+
+
+def test_the_token_of_a_seat_is_told_to_no_other_session() -> None:
+    memory = new_memory()
+    memory.seat = SESSION, b"t" * 16
+    alone = alone_with(memory)
+    alone.joiner.handle(Heard(msgspec.structs.replace(OTHER, state="open"), HERE), 1.0)
+    (other,) = alone.dialed()
+    alone.answer(other, 1.0, session=OTHER.session, addresses=OTHER.addresses)
+    alone.joiner.handle(Disconnected(other, RESET), 1.1)
+    alone.join(2.0)
+    assert [frame.token for frame in alone.said if isinstance(frame, Join)] == [b"", b"t" * 16]
+
+
+def test_host_that_gives_its_session_up_sets_its_members_free() -> None:
+    memory = new_memory()
+    alone = alone_with(memory)
+    conn, member = formed(alone)
+    assert memory.binding.holds(3.0)
+    alone.hear(conn, 3.0, Closed(session=SESSION, reason="it is alone", regather=True))
+    assert member.lost_because == "it is alone"
+    assert not memory.binding.holds(3.0)
+
+
+def test_only_the_answer_to_its_own_question_proves_a_round() -> None:
+    alone = alone_with(new_memory())
+    conn, member = formed(alone)
+    member.ask_round(3.0)
+    alone.done()
+    asked = alone.said[-1]
+    assert isinstance(asked, Round)
+    alone.hear(conn, 3.1, RoundHeld(number=asked.number + 1))
+    assert member.proved_at == float("-inf")
+    alone.hear(conn, 3.2, RoundHeld(number=asked.number))
+    alone.hear(conn, 3.3, RoundHeld(number=asked.number))
+    assert member.proved_at == 3.0
+
+
+def test_an_agent_that_a_session_has_taken_is_surplus_and_left_out_no_more() -> None:
+    memory = new_memory()
+    memory.surplus, memory.left_out = True, Refused(reason="mesh")
+    formed(alone_with(memory))
+    assert (memory.surplus, memory.left_out) == (False, None)

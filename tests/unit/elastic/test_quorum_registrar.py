@@ -256,6 +256,20 @@ def test_go_takes_a_valid_lease_of_the_whole_quorum() -> None:
     assert registry.kinds(conns["B"]) == [frames.Void, frames.Confirm]
 
 
+def test_a_host_that_turns_out_to_be_surplus_does_not_count_for_go() -> None:
+    registry = Registry(2, 4)
+    conns = {letter: registry.join(letter) for letter in "BC"}
+    for letter, conn in conns.items():
+        registry.confirm(conn, letter)
+    registry.open_store()
+    registry.acknowledge(conns["B"])
+    registry.memory.surplus = True  # a session of four has said so meanwhile
+    registry.said()
+    registry.acknowledge(conns["C"])
+    assert registry.kinds(conns["B"]) == [frames.Void]
+    assert type(registry.registrar.state) is Open
+
+
 def test_a_member_that_does_not_confirm_holds_the_others_up_for_a_while_only() -> None:
     registry = Registry(2, 3)
     registry.join("B")
@@ -313,6 +327,32 @@ def test_a_small_session_is_kept_by_the_least_until_it_has_had_its_quorum() -> N
     registry.acknowledge(late)
     registry.quorum.note_quorum(registry.now)
     assert (registry.quorum.members().quorum, registry.quorum.wanted) == (True, 3)
+
+
+def test_a_young_latecomer_gives_no_small_session_its_quorum_before_it_is_old_enough() -> None:
+    registry = Registry(2, 5)
+    conn = registry.join("B")
+    registry.wait(LAST_CALL + 1)
+    registry.confirm(conn, "B")
+    registry.open_store()
+    registry.acknowledge(conn)
+    registry.answer()
+    late = registry.join("C", age=0.0)
+    registry.confirm(late, "C")
+    registry.acknowledge(late)
+    registry.quorum.note_quorum(registry.now + GROWN_SECONDS - 0.1)
+    assert not registry.quorum.had_quorum
+    registry.quorum.note_quorum(registry.now + GROWN_SECONDS)
+    assert registry.quorum.had_quorum
+
+
+def test_a_member_answers_for_as_long_as_its_last_answer_is_young_whatever_its_lease() -> None:
+    registry = Registry(2, 4)
+    registry.go("B", "C")
+    assert registry.quorum.answers(member("B"), ANSWER_SECONDS - 0.1)
+    assert not registry.quorum.answers(member("B"), ANSWER_SECONDS)
+    assert registry.quorum.leases.until(member("B")) > ANSWER_SECONDS
+    assert registry.quorum.answers(member("A"), ANSWER_SECONDS), "the host itself"
 
 
 # --- who is old enough to found --------------------------------------------------------------------------------------
@@ -448,6 +488,10 @@ def test_after_go_a_lost_member_gives_its_seat_free_and_no_more() -> None:
     assert set(registry.registrar.seats) == {member("A")}
     late = registry.join("D")
     assert registry.kinds(late) == [frames.Joined, frames.Confirm]
+    registry.confirm(late, "D")
+    sealed = registry.said()[late][-1]
+    assert isinstance(sealed, frames.Sealed)
+    assert sealed.place.rank == 1, "that of the first which is lost"
     registry.registrar.lost(late, 3.0)
     assert registry.registrar.seats.latecomers == {}
 
@@ -547,8 +591,10 @@ def test_a_latecomer_whose_acknowledgement_comes_too_late_is_asked_again() -> No
     late = registry.join("D")
     registry.confirm(late, "D")
     registry.now += LEASE_SECONDS
+    registry.answer("B")  # the session can take somebody
     registry.said()
     registry.acknowledge(late)
+    assert registry.kinds(late) == []
     registry.answer("B")
     assert registry.kinds(late) == [frames.Confirm]
     registry.confirm(late, "D")

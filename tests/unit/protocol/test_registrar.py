@@ -201,6 +201,7 @@ def test_words_of_another_phase_or_connection_change_nothing() -> None:
     registrar.lost(77, 2.0)
     assert not registrar.port.take()
     assert phase_of(registrar) is Confirming
+    assert not registrar.seats[member(1)].done
 
 
 @pytest.mark.parametrize(
@@ -276,6 +277,9 @@ def test_a_sealed_session_takes_nobody(phase: type[State]) -> None:
     registrar.join(9, member(9), join(1), 5.0)
     (refused,) = told(registrar.port.take(), 9, frames.Refused)
     assert refused.reason == "running"
+    registrar.join(10, member(10), join(1, kind="agents"), 5.0)
+    (refused,) = told(registrar.port.take(), 10, frames.Refused)
+    assert refused.reason == "kind", "it has nothing to wait for"
 
 
 def test_a_caller_with_the_hosts_own_id_gets_no_seat_and_looks_further() -> None:
@@ -352,6 +356,18 @@ def test_a_member_that_comes_back_replaces_its_old_connection() -> None:
     assert len(registrar.seats) == 3
 
 
+def test_store_is_opened_ahead_where_a_member_has_come_back() -> None:
+    registrar = Opened()
+    paths = (path("10.0.0.1"), path("10.1.0.1", "10.1.0.1"))
+    grown = HostSeat(member=HOST, applicant=join(0, paths=paths), prefix_lengths={"10.0.0.1": 24, "10.1.0.1": 24})
+    registrar.readdress(grown, 1.0)
+    registrar.join(1, member(1), join(1), 1.0)
+    assert prepared(registrar, 1.0 + AHEAD_SECONDS) == [("prepare_store", "10.0.0.1")]
+    moved = join(1, paths=(path("10.1.0.2", "10.1.0.1"),), token=registrar.seats[member(1)].token)
+    registrar.join(11, member(1), moved, 3.0)
+    assert prepared(registrar, 3.0 + AHEAD_SECONDS) == [("prepare_store", "10.1.0.1")]
+
+
 @pytest.mark.parametrize("noticed", [False, True])
 def test_a_member_that_comes_back_is_told_that_the_epoch_it_may_have_acknowledged_was_voided(noticed: bool) -> None:
     registrar = at(Acknowledging)
@@ -379,6 +395,19 @@ def test_member_that_does_not_return_before_ready_is_lost() -> None:
     assert (lost.rank, how) == (2, "its connection closed")
     assert registrar.seats.all_left
     assert registrar.next_timer() is None
+
+
+def test_member_that_has_returned_after_go_is_not_lost() -> None:
+    registrar = at(Committed)
+    registrar.lost(1, 10.0)
+    registrar.join(11, member(1), again(registrar, 1), 11.0)
+    registrar.port.take()
+    assert registrar.next_timer() is None
+    registrar.handle_timer(10.0 + RETURN_SECONDS)
+    assert not registrar.port.take()
+    registrar.lost(11, 20.0)
+    registrar.handle_timer(20.0 + RETURN_SECONDS)
+    assert of(registrar.port.take(), "member_lost")
 
 
 def test_good_bye_after_go_is_a_loss_at_once_without_ready_alone() -> None:
