@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from mingle.elastic.agent import ElasticCandidacy
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.member import AgentMember
+from mingle.protocol.effects import Hangup
 from mingle.protocol.election import Elector
-from mingle.protocol.events import BytesReceived, StoreProved, StoreUnreachable
+from mingle.protocol.events import (
+    Accepted,
+    Address,
+    AddressesChanged,
+    BytesReceived,
+    Heard,
+    Source,
+    StoreProved,
+    StoreUnreachable,
+)
 from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import ProcessInfo
@@ -95,6 +106,22 @@ def test_every_event_looks_at_the_clock_first() -> None:
         assert agent.losses == 1
 
 
+def test_member_reports_no_session_of_its_own() -> None:
+    """Its announcements of a session that it has lost can still be on their way, or lie in a folder."""
+    gathering = AgentGathering(5, (1, 2))
+    agents = gathering.everybody(2)
+    gathering.run_until_together(agents, 12.0)
+    gathering.world.run(1.0)
+    host = gathering.host_of(agents)
+    rest = next(each for each in agents if each is not host)
+    assert isinstance(rest.agent.part, AgentMember)
+    rest.agent.effects()
+    heard = offer("T", state="sealed")
+    for other, reported in ((replace(heard, host=rest.identity.member), False), (heard, True)):
+        rest.agent.handle(Heard(other, Source(interface="eth0", address="10.0.0.9")), rest.now)
+        assert bool(rest.agent.effects()) is reported
+
+
 def test_failed_agent_rests_until_it_is_asked_again() -> None:
     gathering = AgentGathering(5, (2, 2), timeout=5.0)
     process = gathering.start("m0")
@@ -110,9 +137,15 @@ def test_failed_agent_rests_until_it_is_asked_again() -> None:
         None,
         None,
     )
+    agent.effects()
+    agent.handle(Accepted(77, "10.0.0.9"), now)
+    assert agent.effects() == [Hangup(77)]
+    moved = (Address("10.0.0.77", "eth0", 24),)
+    agent.handle(AddressesChanged(moved), now)
     agent.gather(now)
     assert agent.failure is None
     assert isinstance(agent.part, Elector)
+    assert agent.part.endpoints.addresses == moved
     assert not agent.deadline_passed(now + 4.9)
     assert agent.deadline_passed(now + 5.0)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from msgspec.structs import replace
 
-from mingle.elastic.host import LOOK_AROUND_SECONDS, ElasticHost
-from mingle.elastic.leases import ANSWER_SECONDS, LEASE_SECONDS
+from mingle.elastic.host import LOOK_AROUND_SECONDS, QUESTIONS, ElasticHost
+from mingle.elastic.leases import ANSWER_SECONDS, LEASE_SECONDS, Hold
 from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
-from mingle.protocol.effects import Dial, Reset
-from mingle.protocol.events import Heard, Source
+from mingle.protocol.effects import Dial, Reset, Write
+from mingle.protocol.events import BytesReceived, Connected, Heard, Source
+from mingle.protocol.handshake import HostConversation
 from mingle.wire import frames
 from mingle.wire.datagrams import Seek
 from tests.lan.agents import AgentGathering, AgentProcess
@@ -103,7 +106,10 @@ def test_closed_host_asks_for_nothing(gathering: AgentGathering) -> None:
 
 def test_a_job_that_an_agent_has_ended_keeps_its_store_and_begins_no_round(gathering: AgentGathering) -> None:
     process, host, others = started(gathering)
-    for other in others:
+    others[0].close()
+    gathering.world.run(0.5)
+    assert process.agent.hold == Hold(), "no round begins, although enough members answer"
+    for other in others[1:]:
         other.close()
     gathering.world.run(2 * LEASE_SECONDS)
     assert process.hosted is host, "its workers go on to their end, and their store stays"
@@ -166,6 +172,34 @@ def test_no_member_is_answered_while_too_few_answer_the_host() -> None:
         assert agent.agent.hold.allows(at, agent.now)
 
 
+def test_host_keeps_few_questions_of_one_member() -> None:
+    gathering = AgentGathering(7, (1, 5))
+    _, _, (asker, *others) = started(gathering, 5)
+    for other in others:
+        other.stop()
+    made = []
+    for _ in range(2 * QUESTIONS):
+        made.append(ask_round(asker))
+        gathering.world.run(0.05)
+    for other in others:
+        other.cont()
+    gathering.world.run(0.5)
+    assert asker.agent.hold.proved_at == made[QUESTIONS - 1]
+
+
+@pytest.mark.parametrize("number", [0, -1], ids=["host", "member"])
+def test_an_agent_that_was_surplus_is_so_no_more_once_it_is_in_a_session(
+    gathering: AgentGathering, number: int
+) -> None:
+    agents = sorted(gathering.everybody(4), key=lambda each: each.identity.member)
+    assert gathering.world.run(5.0, until=lambda: all(each.core is not None for each in agents))
+    memory = agents[number].agent.memory
+    memory.surplus = True
+    gathering.run_until_together(agents, 15.0)
+    assert (gathering.host_of(agents) is agents[number]) is (number == 0)
+    assert not memory.surplus
+
+
 def test_many_questions_cost_few_pings(gathering: AgentGathering) -> None:
     process, host, others = started(gathering)
     numbers = host.quorum.leases._last_number
@@ -191,6 +225,37 @@ def test_dial_budget_of_a_sender_also_bounds_a_running_session(
         host.conflicts.handle_timer(process.now + seconds * step / 15)
     dialed = [effect for effect in process.agent.effects() if isinstance(effect, Dial)]
     assert 0 < len(dialed) <= SENDER_DIALS_AT_ONCE + SENDER_DIALS_PER_SECOND * seconds
+
+
+@pytest.mark.parametrize(("said", "ends"), [("open", False), ("sealed", True), ("running", True)])
+def test_a_running_session_ends_only_for_one_that_has_proved_to_be_sealed(
+    gathering: AgentGathering, said: Literal["open", "sealed", "running"], ends: bool
+) -> None:
+    process, host, _ = started(gathering)
+    agent, now, here = process.agent, process.now, Source(interface="eth0", address="10.0.0.66")
+    other = replace(host.offer(), session=b"T" * 16, host=bytes(16), addresses=("10.0.0.66",), joined=3)
+    agent.effects()
+    agent.handle(Heard(replace(other, state="open"), here), now)
+    assert agent.effects() == []
+    agent.handle(Heard(other, here), now)
+    (dial,) = agent.effects()
+    assert isinstance(dial, Dial)
+    answering = HostConversation(
+        job=other.job, attempt=other.attempt, session=other.session, addresses=other.addresses, port=other.port
+    )
+
+    def carry() -> None:
+        for effect in agent.effects():
+            if isinstance(effect, Write) and effect.conn == dial.conn:
+                answering.receive_data(effect.data)
+        agent.handle(BytesReceived(dial.conn, answering.data_to_send()), now)
+
+    agent.handle(Connected(dial.conn, "10.0.0.1", "eth0"), now)
+    carry()
+    carry()
+    answering.send(frames.Running(state=said, world_size=4, host=frames.ProcessInfo()))
+    carry()
+    assert agent.losses == ends
 
 
 def test_of_two_sessions_the_one_that_has_had_its_quorum_comes_first_then_the_lower_host_id(

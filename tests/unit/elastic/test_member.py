@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from mingle.elastic.leases import BINDING_SECONDS
+from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
@@ -302,6 +302,10 @@ def test_only_the_answer_to_its_own_question_proves_a_round() -> None:
     alone.hear(conn, 3.2, RoundHeld(number=asked.number))
     alone.hear(conn, 3.3, RoundHeld(number=asked.number))
     assert member.proved_at == 3.0
+    member.ask_round(4.0)
+    member.ask_round(4.0 + ANSWER_SECONDS)
+    alone.hear(conn, 6.1, RoundHeld(number=asked.number + 1))
+    assert member.proved_at == 3.0, "it was asked too long ago"
 
 
 def test_an_agent_that_a_session_has_taken_is_surplus_and_left_out_no_more() -> None:
