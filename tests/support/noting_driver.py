@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+import pytest
+
 from mingle.config.settings import Network
 from mingle.engine.driver import Driver
+from mingle.network import interfaces
 from mingle.network.folders import storages
 from mingle.protocol.effects import Effect
 from mingle.protocol.events import Event, Heard, Source, TimerDue
@@ -89,6 +94,13 @@ class Noting(Driver):
         """Turns until the machine has heard a datagram."""
         heard = self.turn_until(Heard)
         return heard.message, heard.source
+
+
+def let_lo_have(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Have each scan of the interfaces find lo alone, with this address alone."""
+    (lo,) = (each for each in interfaces.scan() if each.name == "lo")
+    moved = msgspec.structs.replace(lo, addresses=(ip_interface(f"{address}/8"),))
+    monkeypatch.setattr(interfaces, "scan", lambda: (moved,))
 
 
 def folder_driver(stack: contextlib.ExitStack, folder: Path, key: JobKey | None = None) -> Noting:

@@ -109,7 +109,7 @@ class Reception:
         except datagrams.Rejected as rejected:
             reason = rejected.reason
         message = None
-        if self.verifies and reason in ("unsigned", "signature"):
+        if self.verifies:
             with contextlib.suppress(datagrams.Rejected):
                 message = datagrams.decode(untrusted)
         if isinstance(message, List):

@@ -144,15 +144,15 @@ class UdpEndpoint:
     def _read_datagrams(self, sock: socket.socket, _mask: int) -> tuple[()]:
         if self.transport is not None:
             for received in self.transport.receive(sock):
-                self._take(received, relayed=False)
+                self._take(received)
         return ()
 
     def _read_relay(self, _mask: int) -> tuple[()]:
         for received in self.relay.receive():
-            self._take(received, relayed=True)
+            self._take(received)
         return ()
 
-    def _take(self, received: Received, *, relayed: bool) -> None:
+    def _take(self, received: Received) -> None:
         """Process a datagram, and relay it to the other processes of this machine if it concerns them as well."""
         if received.broadcast:  # no rank sends one, and every process of every machine here would answer it
             self._rejections.counts["broadcast"] += 1
@@ -162,7 +162,7 @@ class UdpEndpoint:
         try:
             message = self.on_datagram(received, self._clock())
             # This process answers a question for its own job; other processes can answer any other datagram.
-            if not relayed and received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
+            if received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
                 self.relay.relay(received, self._clock())
         except Exception as error:
             self._rejections.fault(error, f"a datagram from {received.source[0]}")

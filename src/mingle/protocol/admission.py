@@ -126,7 +126,7 @@ class Admission:
         """Take note of GO."""
 
     def gone(self, member: bytes) -> None:
-        """Take note that a member, or its vote in this epoch, no longer counts."""
+        """Take note that a member is gone."""
 
     def ended_by_member(self) -> None:
         """Take note that a member of the running session has said good-bye."""

@@ -86,7 +86,7 @@ class _Bucket(Struct):
 
     def wait(self, now: float) -> float:
         """Return the seconds until a token is available."""
-        self.tokens = min(self.at_once, self.tokens + max(0.0, now - self.filled_at) * self.per_second)
+        self.tokens = min(self.at_once, self.tokens + (now - self.filled_at) * self.per_second)
         self.filled_at = now
         return max(0.0, (1 - self.tokens) / self.per_second)
 

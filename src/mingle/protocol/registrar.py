@@ -636,7 +636,6 @@ class Registrar:
         for challenge in self._challenges.take_all():
             # The member in the seat has acknowledged, which answers the challenge, too.
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
-        self.seats[self.seats.host.member].done = True
         self._port.formed()
 
     def _void(self, event: str, reason: str, now: float) -> None:
@@ -644,8 +643,6 @@ class Registrar:
         if isinstance(self.state, (Confirming, Apart, HandingOver, Sealing, Acknowledging)):
             opened = Open(epoch=self.state.epoch)
             self.state = transition(TRANSITIONS, self.state, event, opened)
-            for member in self.seats:
-                self.admission.gone(member)
             self._send_all(
                 frames.Void(session=self.session, epoch=opened.epoch, reason=reason[: frames.MAX_TEXT_CHARACTERS])
             )

@@ -227,13 +227,16 @@ def test_dial_budget_of_a_sender_also_bounds_a_running_session(
     assert 0 < len(dialed) <= SENDER_DIALS_AT_ONCE + SENDER_DIALS_PER_SECOND * seconds
 
 
+@pytest.mark.parametrize("assigned", [True, False])
 @pytest.mark.parametrize(("said", "ends"), [("open", False), ("sealed", True), ("running", True)])
 def test_a_running_session_ends_only_for_one_that_has_proved_to_be_sealed(
-    gathering: AgentGathering, said: Literal["open", "sealed", "running"], ends: bool
+    gathering: AgentGathering, said: Literal["open", "sealed", "running"], ends: bool, assigned: bool
 ) -> None:
     process, host, _ = started(gathering)
     agent, now, here = process.agent, process.now, Source(interface="eth0", address="10.0.0.66")
-    other = replace(host.offer(), session=b"T" * 16, host=bytes(16), addresses=("10.0.0.66",), joined=3)
+    other = replace(
+        host.offer(), session=b"T" * 16, host=bytes(16), addresses=("10.0.0.66",), joined=3, assigned=assigned
+    )
     agent.effects()
     agent.handle(Heard(replace(other, state="open"), here), now)
     assert agent.effects() == []

@@ -15,8 +15,9 @@ import pytest
 from mingle.config.settings import Network
 from mingle.engine.control_port import ControlPort
 from mingle.network import interfaces
+from mingle.network.connections import CLOSED_BY_PEER
 from mingle.network.folders import Folders, storages
-from mingle.protocol.effects import Dial, Hangup, Write
+from mingle.protocol.effects import Dial, Hangup, Reset, Write
 from mingle.protocol.events import (
     Accepted,
     AddressesChanged,
@@ -33,7 +34,7 @@ from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer
 from tests.support.bystanders import free_udp_port
-from tests.support.noting_driver import SEEK, SESSION, Noting, fail, folder_driver
+from tests.support.noting_driver import SEEK, SESSION, Noting, fail, folder_driver, let_lo_have
 
 KEY = JobKey(b"secret", "a job")
 
@@ -44,6 +45,14 @@ def driver() -> Iterator[Noting]:
         yield Noting(Network(interfaces=("lo",), port=free_udp_port()), stack)
 
 
+def test_timer_that_input_has_settled_does_not_come(driver: Noting) -> None:
+    """After a pause the answer to a question lies in a socket, and its time is over."""
+    driver.notes.due = time.monotonic() - 1.0
+    driver.call(lambda: setattr(driver.notes, "due", None))
+    driver.turn()
+    assert driver.notes.told == []
+
+
 def test_a_connection_from_dial_to_end(driver: Noting) -> None:
     driver.connections.listen([("127.0.0.1", 0)])
     driver.notes.to_do.append(Dial(999, "127.0.0.1", driver.connections.port, "lo"))
@@ -52,7 +61,39 @@ def test_a_connection_from_dial_to_end(driver: Noting) -> None:
     accepted = driver.turn_until(Accepted)
     assert driver.turn_until(BytesReceived) == BytesReceived(accepted.conn, b"hello")
     driver.notes.to_do.append(Hangup(accepted.conn))
-    driver.turn_until(Disconnected)
+    assert driver.turn_until(Disconnected) == Disconnected(999, CLOSED_BY_PEER)
+
+
+def test_other_end_of_a_connection_that_is_reset_is_told_so(driver: Noting) -> None:
+    """It would take an orderly end for that of this process."""
+    driver.connections.listen([("127.0.0.1", 0)])
+    driver.notes.to_do.append(Dial(999, "127.0.0.1", driver.connections.port, "lo"))
+    accepted = driver.turn_until(Accepted)
+    driver.turn_until(Connected)
+    driver.notes.to_do.append(Reset(999))
+    ended = driver.turn_until(Disconnected)
+    assert ended.conn == accepted.conn
+    assert "ECONNRESET" in ended.reason
+
+
+def test_connection_whose_address_goes_from_this_machine_ends(driver: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.connections.listen([("127.0.0.1", 0)])
+    driver.notes.to_do.append(Dial(999, "127.0.0.1", driver.connections.port, "lo"))
+    driver.turn_until(Connected)
+    let_lo_have(monkeypatch, "127.0.0.2")
+    driver.interfaces.scan_due = 0.0
+    assert "the address 127.0.0.1 has gone from this machine" in driver.turn_until(Disconnected).reason
+
+
+def test_connection_by_an_address_that_is_newer_than_the_last_scan_counts(
+    driver: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        let_lo_have(before, "127.0.0.2")
+        assert driver.interfaces.rescan(time.monotonic())
+    driver.connections.listen([("127.0.0.1", 0)])
+    driver.notes.to_do.append(Dial(999, "127.0.0.1", driver.connections.port, ""))
+    assert driver.turn_until(Connected) == Connected(999, "127.0.0.1", "lo")
 
 
 def test_connections_through_interfaces_that_were_not_named_are_not_used(

@@ -15,6 +15,7 @@ import pytest
 from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.network import transport
+from mingle.network.peers import ROUND_SECONDS
 from mingle.protocol.effects import Answer, Multicast
 from mingle.protocol.events import (
     Heard,
@@ -23,7 +24,7 @@ from mingle.protocol.events import (
 from mingle.wire import datagrams
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from tests.support.bystanders import free_udp_port
-from tests.support.noting_driver import MEMBER, SEEK, SESSION, Noting, fail
+from tests.support.noting_driver import MEMBER, SEEK, SESSION, Noting, fail, let_lo_have
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_an_offer_names_the_address_of_the_interface_it_leaves_by_first(driver: 
     assert message.addresses == ("127.0.0.1", "192.0.2.1", "192.0.2.2")
 
 
-def test_peers_are_asked_with_a_padded_question() -> None:
+def test_peers_are_asked_with_a_padded_question(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_udp_port()
     with contextlib.ExitStack() as stack:
         driver = Noting(Network(interfaces=("lo",), port=port, peers=(Peer("127.0.0.1", None),)), stack)
@@ -73,6 +74,12 @@ def test_peers_are_asked_with_a_padded_question() -> None:
         driver.notes.says = Bye(job="a job", session=SESSION)
         while driver.hear()[0] != driver.notes.says:
             driver.notes.told.clear()
+        let_lo_have(monkeypatch, "127.0.0.2")
+        driver.interfaces.scan_due = 0.0
+        driver.turn()
+        due = driver.udp.peers.next_timer(now := time.monotonic())
+        assert due is not None
+        assert due <= now + ROUND_SECONDS, "another way may lead to them"
 
 
 @pytest.mark.parametrize("padded", [True, False])

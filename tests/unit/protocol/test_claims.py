@@ -129,6 +129,18 @@ def test_senders_that_name_themselves_take_no_memory() -> None:
     assert len(budget._senders) == claims.REMEMBERED
 
 
+def test_a_sender_is_not_forgotten_while_others_have_been_silent_for_longer() -> None:
+    budget = DialBudget()
+    for _ in range(int(SENDER_DIALS_AT_ONCE) - 1):
+        assert budget.take("10.0.0.9", "10.0.0.9", 0.0) == 0
+    for number in range(claims.REMEMBERED // 2):
+        budget.take(f"t{number}", f"t{number}", 0.0)
+    assert budget.take("10.0.0.9", "10.0.0.9", 0.0) == 0
+    for number in range(claims.REMEMBERED - 1):
+        budget.take(f"u{number}", f"u{number}", 0.0)
+    assert budget.take("10.0.0.9", "10.0.0.9", 0.0) > 0
+
+
 def test_proved_session_costs_nothing() -> None:
     budget = DialBudget()
     for _ in range(1_000):

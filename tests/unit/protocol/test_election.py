@@ -170,6 +170,20 @@ def test_invented_ids_neither_fill_the_memory_nor_lengthen_the_patience() -> Non
     assert len(machine._attendance._asked) <= 2 * COUNTED_RANKS
 
 
+def test_process_that_goes_on_asking_is_not_forgotten_for_invented_ids() -> None:
+    attendance = Attendance(elector(b"\x50" * 16).identity)
+
+    def ask_as(member: bytes, now: float) -> None:
+        attendance.heard(Seek(job=JOB, member=member, world_size=3), now)
+
+    ask_as(LOW, 1.0)
+    for number in range(2 * COUNTED_RANKS):
+        if number == COUNTED_RANKS:
+            ask_as(LOW, 1.5)
+        ask_as(b"\xf0" + number.to_bytes(15, "big"), 2.0)
+    assert not attendance.complete(2.0), "the one with the lower id is there"
+
+
 def test_process_that_has_not_asked_waits_however_many_are_there() -> None:
     machine = elector(LOW)
     ask(machine, *OTHERS, now=0.0)
