@@ -382,6 +382,27 @@ def test_a_node_without_which_the_others_continued_comes_for_the_next_round(
     monitor_of(host).enter_round(host.number - 1, 2)
     until(lambda: host.nodes_waiting() == 1)
     assert other.nodes_waiting() == 0
+    monitor_of(host).enter_round(host.number, 2)
+    assert host.nodes_waiting() == 0, "nothing is known of this round yet"
+
+
+def test_what_was_read_before_a_node_entered_its_round_means_nothing(
+    pair: list[tuple[Rounds, FixedGathering]],
+) -> None:
+    (host, _), _ = pair
+    armed, ended, seen = threading.Event(), threading.Event(), list[int]()
+
+    def present() -> None:  # called in the middle of each look
+        if armed.is_set():
+            seen.append(monitor.nodes_waiting())
+            monitor.enter_round(host.number, 2)
+
+    monitor = Monitor(host._connect(), inner_of(host).settings, present, ended)  # type: ignore[arg-type]
+    monitor.enter_round(host.number - 1, 2)
+    armed.set()
+    until(lambda: len(seen) > 1)
+    ended.set()
+    assert seen[1] == 0
 
 
 @pytest.mark.parametrize("small", [True, False])

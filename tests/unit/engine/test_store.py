@@ -426,6 +426,7 @@ def test_aborting_cuts_all_connections_of_that_store_alone(server: StoreServer) 
         with pytest.raises(RuntimeError):
             client.get("what nobody has set")
     assert time.monotonic() - started < 15, "torch's own timeout is half a minute here"
+    assert answers(server.port), "torch goes on accepting: its own thread must not find its socket shut down"
     bystander.set("alive", "1")
     assert bystander.get("alive") == b"1"
     with mine, theirs:

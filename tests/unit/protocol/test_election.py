@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mingle.errors import DiscoveryTimeoutError
 from mingle.protocol.connection_race import ADDRESS_SECONDS
@@ -18,6 +19,7 @@ from mingle.protocol.election import (
     ELECT_SOONEST_SECONDS,
     LOWER_SECONDS,
     Attendance,
+    Candidate,
     Elector,
 )
 from mingle.protocol.events import (
@@ -41,7 +43,8 @@ from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.phases import Confirming
 from mingle.wire import frames
-from mingle.wire.datagrams import Bye, Offer, Seek
+from mingle.wire.datagrams import Bye, Kind, Offer, Seek
+from tests.support.scripted_host import IDENTITY, SESSION, Alone
 
 JOB, LOW, HIGH = "job", bytes(16), b"\xff" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")
@@ -238,6 +241,28 @@ def test_a_sealed_session_of_a_folder_delays_the_election_only_if_it_answers() -
     machine = elector(HIGH)
     machine.handle(Heard(offer(LOW), in_folder), 0.05)
     assert offers(run(machine, 9.0))[0] <= alone + 2.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "confirms", "epoch", "leads"),
+    [
+        pytest.param("ranks", True, 1, True, id="asked"),
+        pytest.param("ranks", True, 0, False, id="in an epoch that is over"),
+        pytest.param("ranks", False, 0, False, id="before it has confirmed"),
+        pytest.param("agents", True, 1, False, id="an agent"),
+    ],
+)
+def test_process_leads_only_if_its_host_asks_in_the_epoch_that_it_has_confirmed(
+    kind: Kind, confirms: bool, epoch: int, leads: bool
+) -> None:
+    alone = Alone()
+    context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
+    alone.joiner = candidate = Candidate(replace(IDENTITY, rank=None, kind=kind), context, 0.0)
+    conn = alone.join(1.0)
+    if confirms:
+        alone.hear(conn, 1.0, frames.Confirm(session=SESSION, epoch=1))
+    alone.hear(conn, 1.0, frames.Lead(session=SESSION, epoch=epoch))
+    assert candidate.asked_to_lead is leads
 
 
 def test_a_host_in_sight_is_joined_and_nobody_else_becomes_one() -> None:
