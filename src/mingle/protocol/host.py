@@ -28,7 +28,6 @@ from mingle.protocol.effects import (
     Effect,
     FormedStore,
     Hangup,
-    Inspect,
     Multicast,
     Notice,
     OpenStore,
@@ -53,11 +52,12 @@ from mingle.protocol.events import (
 )
 from mingle.protocol.handshake import HandshakeFailed
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
-from mingle.protocol.mesh import Prover, greeting
+from mingle.protocol.mesh import greeting
 from mingle.protocol.mesh_report import LeftOut, Proof
 from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note_name
 from mingle.protocol.pacing import HostAnnouncements
 from mingle.protocol.phases import Committed, Sealing
+from mingle.protocol.proving import Proving
 from mingle.protocol.registrar import Registrar
 from mingle.protocol.seating import contiguous
 from mingle.protocol.seats import EXPLICIT, Seats
@@ -146,9 +146,7 @@ class Host:
             diagnostics=self.diagnostics,
             effects=self._effects,
         )
-        self._context = context
-        self._prover: Prover | None = None
-        self._proved_epoch = 0
+        self._proving = Proving(identity, context, self._effects, port=lambda: self.endpoints.port)
         self.registrar = Registrar(
             session, self._description.seat(), self, self._admission(), mesh=context.mesh, deadline=self.state.deadline
         )
@@ -213,8 +211,7 @@ class Host:
         """Return the time of the next `TimerDue`."""
         if self.closed:
             return None
-        times = [each.next_timer() for each in (self.registrar, self.conflicts, self._callers)]
-        times.append(None if self._prover is None else self._prover.next_timer())
+        times = [each.next_timer() for each in (self.registrar, self.conflicts, self._callers, self._proving)]
         times.append(self._announcements.next_timer(forming=isinstance(self.state, Forming)))
         if isinstance(self.state, Forming):
             times += [self.state.deadline, self.conflicts.verdict_timer()]
@@ -277,13 +274,10 @@ class Host:
                 self._accepted(conn, address, now)
             case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self.conflicts.owns(conn):
                 self._handle_conflict(event, now)
-            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self._proves_on(conn):
-                assert self._prover is not None
-                self._prover.handle(event, now)
-                self._advance(now)
-            case Inspected() if self._prover is not None:
-                self._prover.inspected(event)
-                self._advance(now)
+            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self._proving.owns(conn):
+                self._prove(event, now)
+            case Inspected():
+                self._prove(event, now)
             case BytesReceived(conn, untrusted):
                 self._received(conn, untrusted, now)
             case Disconnected(conn, reason):
@@ -336,10 +330,12 @@ class Host:
 
     def owns(self, conn: int) -> bool:
         """Return whether a connection is this machine's."""
-        return conn in self._callers or self.conflicts.owns(conn) or self._proves_on(conn)
+        return conn in self._callers or self.conflicts.owns(conn) or self._proving.owns(conn)
 
-    def _proves_on(self, conn: int) -> bool:
-        return self._prover is not None and self._prover.owns(conn)
+    def _prove(self, event: ConnectionEvent | Inspected, now: float) -> None:
+        """Handle what has happened to the host's own part in the proof of the mesh."""
+        self._proving.handle(event, now)
+        self._advance(now)
 
     def _handle_conflict(self, event: ConnectionEvent, now: float) -> None:
         """Handle what has happened on a connection to another host of the job."""
@@ -415,9 +411,8 @@ class Host:
     def _advance(self, now: float) -> None:
         """Have the registrar take the steps that an event has made due, and tell it what the mesh has shown."""
         self.registrar.advance(now, held=self.conflicts.any_alive)
-        while self._prover is not None and self._prover.done:
-            prover, self._prover = self._prover, None
-            self.registrar.proved(self._proved_epoch, prover.failures, now, prover.blocked)
+        while (result := self._proving.take_result()) is not None:
+            self.registrar.proved(result.epoch, result.failures, now, result.blocked)
 
     # --- what the registrar calls ----------------------------------------------------------------------------------
 
@@ -445,32 +440,21 @@ class Host:
 
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         """Open connections to the targets of this host."""
-        self._stop_proving()
-        self._proved_epoch = epoch
-        own, inspect = self._description.path(proof.network), None
-        if suspects := proof.suspects.get(self.identity.member, ()):
-            inspect = Inspect(self._context.new_id(), own.interface, own.local_address, self.endpoints.port, suspects)
-        self._prover = Prover(
-            self.identity.call(self.session, "mesh"),
-            proof.targets(self.identity.member),
-            interface=own.interface,
+        member = self.identity.member
+        self._proving.begin(
+            self.session,
+            epoch,
+            self._description.path(proof.network),
+            targets=proof.targets(member),
+            suspects=proof.suspects.get(member, ()),
             seconds=proof.seconds,
-            context=self._context,
-            effects=self._effects,
-            ask=functools.partial(self.registrar.unanswered, self.identity.member, epoch),
-            inspect=inspect,
+            ask=functools.partial(self.registrar.unanswered, member, epoch),
             now=now,
         )
 
     def target_runs(self, member: bytes, now: float) -> None:
         """Take note that the process of a target of this host runs."""
-        if self._prover is not None:
-            self._prover.runs(member, now)
-
-    def _stop_proving(self) -> None:
-        if self._prover is not None:
-            self._prover.stop()
-            self._prover = None
+        self._proving.runs(member, now)
 
     def no_mesh(self, proof: Proof) -> None:
         """Fail, with the same error on all ranks."""
@@ -490,7 +474,7 @@ class Host:
 
     def reopened(self, reason: str, now: float) -> None:
         """Announce that the session takes members again."""
-        self._stop_proving()
+        self._proving.stop()
         self._announcements.reopened(now)
         self._readdress(now)
         self._effects.append(Notice(reports.reopened(self.identity, reason)))
@@ -559,8 +543,7 @@ class Host:
         if self.closed:
             return
         self._callers.handle_timer(now)
-        if self._prover is not None:
-            self._prover.handle_timer(now)
+        self._proving.handle_timer(now)
         self.registrar.handle_timer(now)
         self.conflicts.handle_timer(now)
         self._announcements.handle_timer(now, forming=isinstance(self.state, Forming))
@@ -637,7 +620,7 @@ class Host:
             cause=(failure.cause or "") if unconnected and failure is not None else "",
             remedy=(failure.remedy or "") if unconnected and failure is not None else "",
         )
-        self._stop_proving()
+        self._proving.stop()
         status = self.registrar.status() if formation is None else None
         for conn in self._callers.connections():
             if self._callers[conn].conversation.proved:

@@ -15,13 +15,14 @@ from msgspec import Struct
 
 from mingle.errors import MingleError
 from mingle.protocol import reports
-from mingle.protocol.effects import Effect, Inspect
+from mingle.protocol.effects import Effect
 from mingle.protocol.events import (
     Accepted,
     Address,
     AddressesChanged,
     BytesReceived,
     Connected,
+    ConnectionEvent,
     Disconnected,
     Event,
     Heard,
@@ -35,9 +36,10 @@ from mingle.protocol.events import (
 )
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, scoped
 from mingle.protocol.membership import RETURN_SECONDS, Membership, RosterAnswer
-from mingle.protocol.mesh import Answerer, Prover
+from mingle.protocol.mesh import Answerer
 from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note
 from mingle.protocol.participant import AwaitingConfirm, AwaitingSeal, Decided, Participant, TryingPaths
+from mingle.protocol.proving import Proving
 from mingle.protocol.search import Search
 from mingle.protocol.sessions import KnownSession
 from mingle.protocol.states import Transitions, transition
@@ -238,9 +240,9 @@ class Joiner:
         """The session of that status."""
         self._secured = context.key is not None
         self._deadline = now + context.timeout
-        self._context = context
         self._effects: list[Effect] = []
         self._answerer = Answerer(identity, context, self._effects)
+        self._proving = Proving(identity, context, self._effects, port=lambda: self.port)
         self.search = Search(identity, context, now, diagnostics=self.diagnostics, effects=self._effects, searcher=self)
 
     def _change(self, why: str, state: State) -> None:
@@ -349,10 +351,7 @@ class Joiner:
 
     def owns(self, conn: int) -> bool:
         """Return whether a connection is this machine's."""
-        return self.search.table.owns(conn) or self._answerer.owns(conn) or self._proves_on(conn)
-
-    def _proves_on(self, conn: int) -> bool:
-        return self.part is not None and self.part.prover is not None and self.part.prover.owns(conn)
+        return self.search.table.owns(conn) or self._answerer.owns(conn) or self._proving.owns(conn)
 
     # --- events ----------------------------------------------------------------------------------------------------
 
@@ -369,14 +368,10 @@ class Joiner:
                 self._readdress(addresses)
             case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self._answerer.owns(conn):
                 self._answerer.handle(event)
-            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self._proves_on(conn):
-                assert self.part is not None
-                assert self.part.prover is not None
-                self.part.prover.handle(event, now)
-                self._confirm_if_due(now)
-            case Inspected() if self.part is not None and self.part.prover is not None:
-                self.part.prover.inspected(event)
-                self._confirm_if_due(now)
+            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self._proving.owns(conn):
+                self._prove(event, now)
+            case Inspected():
+                self._prove(event, now)
             case Connected():
                 self.search.handle(event, now)
             case BytesReceived() | Disconnected():
@@ -410,29 +405,10 @@ class Joiner:
         if endpoints is not None:
             self._answerer.endpoints = msgspec.structs.replace(endpoints, addresses=addresses)
 
-    def _prove_mesh(self, session: KnownSession, confirm: frames.Confirm, now: float) -> Prover:
-        """Begin to open connections to the targets that CONFIRM names."""
-        path = None if confirm.network is None else session.path_to(confirm.network)
-
-        inspect = None
-        if path is not None and confirm.suspects:
-            number = self._context.new_id()
-            inspect = Inspect(number, path.interface, path.local_address, self.port, confirm.suspects)
-
-        def ask(target: bytes, _now: float) -> None:
-            session.send(frames.Unanswered(session=session.name, epoch=confirm.epoch, member=target))
-
-        return Prover(
-            self.identity.call(session.name, "mesh"),
-            confirm.targets,
-            interface="" if path is None else path.interface,
-            seconds=confirm.seconds,
-            context=self._context,
-            effects=self._effects,
-            ask=ask,
-            inspect=inspect,
-            now=now,
-        )
+    def _prove(self, event: ConnectionEvent | Inspected, now: float) -> None:
+        """Handle what has happened to this member's part in the proof of the mesh."""
+        self._proving.handle(event, now)
+        self._confirm_if_due(now)
 
     def _heard(self, message: Datagram, source: Source, now: float) -> None:
         if self.finished:
@@ -533,7 +509,7 @@ class Joiner:
             if other is not session:
                 other.acknowledged = None  # a member counts in one session at a time
         self._change(
-            "JOINED", Participating(state.link, Participant(session, frame.epoch, self._effects, self._prove_mesh))
+            "JOINED", Participating(state.link, Participant(session, frame.epoch, self._effects, self._proving))
         )
 
     def _confirm_if_due(self, now: float) -> None:

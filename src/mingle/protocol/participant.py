@@ -11,13 +11,12 @@ The host numbers its attempts: an *epoch* begins with CONFIRM and ends with GO o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar, TypeAlias
 
 from msgspec import Struct, structs
 
 from mingle.protocol.effects import Effect, ProveStore, ReachStore
-from mingle.protocol.mesh import Prover
+from mingle.protocol.proving import Proving
 from mingle.protocol.sessions import KnownSession
 from mingle.protocol.states import Transitions, transition
 from mingle.wire import frames
@@ -104,24 +103,16 @@ class Participant:
         session: whose host has given this member a seat.
         epoch: the host's present epoch, as JOINED says.
         effects: the list to which the participant adds what is to be done with stores.
-        prove_mesh: begins to open connections to the targets that CONFIRM names.
+        proving: opens connections to the targets that CONFIRM names.
     """
 
-    def __init__(
-        self,
-        session: KnownSession,
-        epoch: int,
-        effects: list[Effect],
-        prove_mesh: Callable[[KnownSession, frames.Confirm, float], Prover],
-    ) -> None:
+    def __init__(self, session: KnownSession, epoch: int, effects: list[Effect], proving: Proving) -> None:
         self.session = session
         self.state: State = AwaitingConfirm(epoch)
         if session.acknowledged is not None and session.acknowledged.epoch == epoch:
             self.state = AwaitingGo(session.acknowledged)
-        self.prover: Prover | None = None
-        """The connections to the targets of this epoch, if it has any."""
         self._effects = effects
-        self._begin_proof = prove_mesh
+        self._proving = proving
 
     def _change(self, why: str, state: State) -> None:
         self.state = transition(TRANSITIONS, self.state, why, state)
@@ -140,7 +131,7 @@ class Participant:
     def can_confirm(self) -> bool:
         """Whether the host waits for CONFIRMED, and every path to it, and every target, has been tried."""
         race = self.session.race
-        tried = race is not None and not race.pending and (self.prover is None or self.prover.done)
+        tried = race is not None and not race.pending and not self._proving.under_way
         return isinstance(self.state, TryingPaths) and tried
 
     # --- what the host says ----------------------------------------------------------------------------------------
@@ -153,8 +144,8 @@ class Participant:
                 self._effects.append(ReachStore(self.session.scoped(frame.address), frame.port))
             case frames.Confirm() if frame.epoch >= self.epoch and not isinstance(state, Decided):
                 self._asked_to_confirm(frame, now)
-            case frames.Runs() if self.prover is not None and frame.epoch == state.epoch:
-                self.prover.runs(frame.member, now)
+            case frames.Runs() if frame.epoch == state.epoch:
+                self._proving.runs(frame.member, now)
             case frames.Sealed() if isinstance(state, AwaitingSeal) and frame.epoch == state.epoch:
                 self._change("SEALED", ProvingStore(frame))
                 self._prove_store(frame)
@@ -172,7 +163,7 @@ class Participant:
         self._change(CONFIRM, TryingPaths(confirm.epoch))
         self.end()
         if confirm.targets or confirm.suspects:
-            self.prover = self._begin_proof(session, confirm, now)
+            self._prove_mesh(confirm, now)
         session.paths_stale, session.acknowledged = False, None
         assert session.race is not None  # CONFIRM has come on its connection
         if prove_again:
@@ -180,21 +171,35 @@ class Participant:
         else:
             session.race.try_again(now)
 
+    def _prove_mesh(self, confirm: frames.Confirm, now: float) -> None:
+        session = self.session
+
+        def ask(target: bytes, _now: float) -> None:
+            session.send(frames.Unanswered(session=session.name, epoch=confirm.epoch, member=target))
+
+        self._proving.begin(
+            session.name,
+            confirm.epoch,
+            None if confirm.network is None else session.path_to(confirm.network),
+            targets=confirm.targets,
+            suspects=confirm.suspects,
+            seconds=confirm.seconds,
+            ask=ask,
+            now=now,
+        )
+
     def confirm(self) -> None:
         """Send CONFIRMED, which reports the paths that were proved. Call it only if `can_confirm`."""
         self._change("every path is tried: CONFIRMED", AwaitingSeal(self.epoch))
         self.session.confirmed = True
         confirmed = frames.Confirmed(session=self.session.name, epoch=self.epoch, paths=self.session.paths)
-        if self.prover is not None:
-            failures = tuple(self.prover.failures)
-            confirmed = structs.replace(confirmed, failures=failures, blocked=self.prover.blocked)
+        if (result := self._proving.take_result()) is not None:
+            confirmed = structs.replace(confirmed, failures=result.failures, blocked=result.blocked)
         self.session.send(confirmed)
 
     def end(self) -> None:
         """Hang up on the targets: their epoch is over."""
-        if self.prover is not None:
-            self.prover.stop()
-            self.prover = None
+        self._proving.stop()
 
     # --- the store -------------------------------------------------------------------------------------------------
 
@@ -224,14 +229,13 @@ class Participant:
 
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`."""
-        if self.prover is not None and isinstance(self.state, TryingPaths):
-            return self.prover.next_timer()
+        if isinstance(self.state, TryingPaths):
+            return self._proving.next_timer()
         return self.state.retry_at if isinstance(self.state, ProvingStore) else None
 
     def handle_timer(self, now: float) -> None:
         """Dial the targets again, or try to reach the store again, if that is due."""
-        if self.prover is not None:
-            self.prover.handle_timer(now)
+        self._proving.handle_timer(now)
         state = self.state
         if isinstance(state, ProvingStore) and state.retry_at is not None and now >= state.retry_at:
             self._change("the store is tried again", ProvingStore(state.sealed))

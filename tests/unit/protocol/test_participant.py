@@ -7,7 +7,7 @@ import pytest
 from mingle.protocol.connection_race import FAILURE_SECONDS
 from mingle.protocol.effects import Dial, Hangup, ProveStore, ReachStore
 from mingle.protocol.events import Connected, Disconnected
-from mingle.protocol.mesh import ANSWER_SECONDS, REFUSED_SECONDS, RUNS_SECONDS, Prover
+from mingle.protocol.mesh import ANSWER_SECONDS, REFUSED_SECONDS, RUNS_SECONDS
 from mingle.protocol.participant import (
     STORE_RETRY_SECONDS,
     AwaitingConfirm,
@@ -18,7 +18,7 @@ from mingle.protocol.participant import (
     ProvingStore,
     TryingPaths,
 )
-from mingle.protocol.sessions import KnownSession
+from mingle.protocol.proving import Proving
 from mingle.wire import frames
 from tests.support.proved_session import ProvedSession
 from tests.support.scripted_host import ADDRESS, IDENTITY, OTHER, SESSION, sealed
@@ -42,19 +42,8 @@ class Member:
         self.proved = ProvedSession(*addresses)
         self.session = self.proved.session
         self.session.acknowledged = acknowledged
-        self.part = Participant(self.session, epoch, self.proved.effects, self._prove_mesh)
-
-    def _prove_mesh(self, session: KnownSession, confirm: frames.Confirm, now: float) -> Prover:
-        return Prover(
-            IDENTITY.call(session.name, "mesh"),
-            confirm.targets,
-            interface="eth0",
-            seconds=confirm.seconds,
-            context=self.proved.context,
-            effects=self.proved.effects,
-            ask=lambda _target, _now: None,
-            now=now,
-        )
+        self.proving = Proving(IDENTITY, self.proved.context, self.proved.effects, port=lambda: 5000)
+        self.part = Participant(self.session, epoch, self.proved.effects, self.proving)
 
     def hear(self, *said: frames.AnyFrame, now: float = 1.0) -> type:
         """Hear these frames of the host; return the state to which they lead."""
@@ -105,10 +94,6 @@ class Member:
     def dial(self) -> Dial:
         (dial,) = self.proved.dials()
         return dial
-
-    def prover(self) -> Prover:
-        assert self.part.prover is not None
-        return self.part.prover
 
 
 STATES = [AwaitingConfirm, TryingPaths, AwaitingSeal, ProvingStore, AwaitingGo, Decided]
@@ -165,7 +150,7 @@ def test_nothing_is_confirmed_while_a_target_is_dialed_and_then_its_failure() ->
     now = 1.0
     while now < 1.0 + REFUSED_SECONDS:
         assert not member.part.can_confirm
-        member.prover().handle(Disconnected(member.dial().conn, "ECONNREFUSED"), now)
+        member.proving.handle(Disconnected(member.dial().conn, "ECONNREFUSED"), now)
         due = member.part.next_timer()
         assert due is not None
         member.part.handle_timer(now := due)
@@ -179,7 +164,8 @@ def test_targets_of_an_epoch_that_is_over_are_hung_up_on(said: frames.AnyFrame) 
     dial = member.dial()
     member.hear(said)
     assert Hangup(dial.conn) in member.proved.effects
-    assert member.part.prover is None
+    assert not member.proving.owns(dial.conn)
+    assert not member.proving.under_way
 
 
 def test_targets_are_dialed_again_when_that_is_due() -> None:
@@ -187,7 +173,7 @@ def test_targets_are_dialed_again_when_that_is_due() -> None:
     member.hear(asks(1, TARGET))
     member.proved.dials()
     due = member.part.next_timer()
-    assert due == member.prover().next_timer()
+    assert due == member.proving.next_timer()
     assert due is not None
     member.part.handle_timer(due)
     assert member.dialed() == [TARGET.address]
@@ -197,7 +183,7 @@ def test_targets_are_dialed_again_when_that_is_due() -> None:
 def test_word_that_a_target_runs_counts_in_its_epoch(epoch: int, counts: bool) -> None:
     member = Member()
     member.hear(asks(1, TARGET))
-    member.prover().handle(Connected(member.dial().conn, "10.0.0.2", "eth0"), 1.0)
+    member.proving.handle(Connected(member.dial().conn, "10.0.0.2", "eth0"), 1.0)
     member.part.handle_timer(1.0 + ANSWER_SECONDS)
     member.hear(frames.Runs(session=SESSION, epoch=epoch, member=TARGET.member), now=5.0)
     assert member.part.next_timer() == (5.0 + RUNS_SECONDS if counts else None)
