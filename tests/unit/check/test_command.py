@@ -65,6 +65,17 @@ def test_a_terminal_gets_a_matrix_in_color() -> None:
     assert "\x1b[32m1000\x1b[0m" in drawn
 
 
+@pytest.mark.parametrize(("defect", "status"), [("", 0), ("ValueError: no", 1)])
+def test_the_exit_status_says_whether_a_fault_was_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], defect: str, status: int
+) -> None:
+    seen = healthy()
+    seen.defect = defect
+    monkeypatch.setattr(session, "take_part", lambda *_given: session.report_of(seen, [], 0.0))
+    assert command.run(Arguments(job_id="j", rank=0, world_size=1), Options()) == status
+    assert ("FAULT: " in capsys.readouterr().out) is bool(status)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -90,8 +90,9 @@ def test_foreign_entries_are_neither_opened_nor_deleted(place: Directory, tmp_pa
     assert report.problem is None
     assert report.listed
     assert len(list(job.iterdir())) == 7
-    # A name can also become another thing after the listing.
     with place.open(create=False) as opened:
+        assert [each.name[0] for each in opened.list()] == ["s"]  # this process's own
+        # A name can also become another thing after the listing.
         assert [opened.read(name_of("h", number=number)) for number in range(1, 5)] == [None] * 4
 
 

@@ -13,6 +13,8 @@ from msgspec import structs
 from mingle.network.folder import (
     BELIEVED_SECONDS,
     LITTER_SECONDS,
+    LIVE_SECONDS,
+    PATIENT_INTERVAL_SECONDS,
     READS_PER_TURN,
     Entry,
     Folder,
@@ -353,6 +355,19 @@ def test_failed_deletion_is_repeated() -> None:
     assert len(shared.objects) == 1
 
 
+def test_a_process_that_looks_again_finds_the_host_that_it_found_before() -> None:
+    shared = Shared()
+    host, seeker = Process(Client(shared), 1, host=True), Process(Client(shared), 2)
+    host.show(host=True, lasting=True)
+    run(2.0, host, seeker)
+    seeker.leave()
+    run(1.0, host, seeker)
+    assert seeker.found_at.pop(host.member)
+    seeker.show()
+    run(2.0, host, seeker)
+    assert host.member in seeker.found_at
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +393,19 @@ def test_a_failure_is_reported_and_tried_again(operation: str) -> None:
     run(2.0, host, seeker)
     assert seeker.reports[-1].problem is None
     assert host.member in seeker.found_at
+
+
+def test_of_two_failures_the_first_is_reported() -> None:
+    shared = Shared()
+    host = Process(Client(shared), 2, host=True)
+    run(0.5, host)
+    host.client.failing = "delete"
+    run(20.0, host)
+    host.client.failing = "write delete"
+    run(20.0, host)
+    problem = host.reports[-1].problem
+    assert problem is not None
+    assert problem.what == "write failed", "without it there would be nothing to delete"
 
 
 def test_others_litter_that_cannot_be_deleted_is_no_failure() -> None:
@@ -406,6 +434,16 @@ def test_two_thousand_objects_of_a_stranger_delay_a_host_by_one_renewal(content:
     assert seeker.found_at[host.member] < 1000.0 + (18.0 if bucket else 2.0)
     assert max(Counter(seeker.client.reads).values()) < 30
     assert seeker.client.requests["read"] < 2_000 + 20 * 10 + READS_PER_TURN
+
+
+def test_a_crowd_of_objects_is_read_without_the_pauses_of_a_patient_process() -> None:
+    shared = Shared()
+    seeker = Process(Client(shared), 2)
+    run(100.0, seeker)
+    for number in range(4 * READS_PER_TURN):
+        shared.put(f"h-{NODE}-{member_id(1000 + number).hex()}-1", offer_of(member_id(1000 + number)))
+    run(PATIENT_INTERVAL_SECONDS * 1.25 + 1.0, seeker)
+    assert len(seeker.found_at) == 4 * READS_PER_TURN
 
 
 def test_many_waiting_processes_read_nothing_twice() -> None:
@@ -483,6 +521,8 @@ def test_an_observer_reads_hosts_and_seekers_of_all_jobs_and_writes_nothing() ->
     second.put(f"h-{NODE}-{member_id(3).hex()}-1", offer_of(member_id(3)))
     run(0.1, host)
     before = first.objects | second.objects
+    first.put(f"t-{NODE}-{member_id(4).hex()}-1", offer_of(member_id(4)))  # its writer has not renamed it yet
+    before |= first.objects
     both = place(first, second)
     assert survey(both, 0.0) == sorted(map(offer_of, map(member_id, (1, 2, 3))))
     assert first.objects | second.objects == before
@@ -519,6 +559,16 @@ def test_an_observer_does_not_report_what_is_older_than_the_newest_object_by_min
     shared.put(f"h-{NODE}-{member_id(2).hex()}-1", offer_of(member_id(2)))
     assert survey(both, 1.0, seen=seen) == [offer_of(member_id(2))]
     assert survey(both, 1.0 + BELIEVED_SECONDS, seen=seen) == []
+
+
+def test_an_observer_does_not_report_the_sign_of_a_seeker_that_has_not_been_renewed() -> None:
+    shared = Shared()
+    for kind, number in (("h", 1), ("s", 2)):
+        shared.put(f"{kind}-{NODE}-{member_id(number).hex()}-1", offer_of(member_id(number)))
+    both = place(shared, Shared())
+    seen = Survey(None)
+    assert survey(both, LIVE_SECONDS - 0.1, seen=seen) == [offer_of(member_id(1)), offer_of(member_id(2))]
+    assert survey(both, 2 * LIVE_SECONDS, seen=seen) == [offer_of(member_id(1))]
 
 
 def test_an_observer_names_what_it_can_not_read() -> None:
