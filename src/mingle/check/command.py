@@ -150,8 +150,7 @@ def check(
                 mesh=mesh,
                 world_size=place.get("world_size"),
                 node_rank=node_rank,
-                secret=network.secret,
-                secret_file=None,  # it has been read, and a pipe can be read once
+                secret=network.secret,  # it counts before the file, which can be a pipe and has been read
             ),
             Options(backend=backend, max_size=max_size, seconds=seconds),
             as_json=shared.json,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -74,6 +75,28 @@ def test_the_exit_status_says_whether_a_fault_was_named(
     monkeypatch.setattr(session, "take_part", lambda *_given: session.report_of(seen, [], 0.0))
     assert command.run(Arguments(job_id="j", rank=0, world_size=1), Options()) == status
     assert ("FAULT: " in capsys.readouterr().out) is bool(status)
+
+
+@pytest.mark.parametrize(("rank", "each_machine", "shown"), [(0, False, True), (1, False, False), (1, True, True)])
+def test_under_a_launcher_one_rank_prints_and_by_hand_one_on_each_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, each_machine: bool, shown: bool
+) -> None:
+    job = SimpleNamespace(rank=rank, local_rank=0, world_size=2, num_nodes=2, job_id="j")
+    monkeypatch.setattr("mingle.distributed.rendezvous.discover", lambda _arguments: contextlib.nullcontext(job))
+    monkeypatch.setattr(session, "take_part", lambda *_given: session.report_of(healthy(), [], 0.0))
+    assert command.run(Arguments(), Options(), nnodes=3, each_machine=each_machine) == 0
+    said = capsys.readouterr()
+    assert bool(said.out) is shown
+    assert ("--nnodes 3 was given, and the ranks are on 2 machines" in said.err) is shown
+
+
+def test_the_ranks_are_those_of_all_processes_of_all_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int | None] = []
+    monkeypatch.setattr(command, "run", lambda arguments, *_given, **_more: given.append(arguments.world_size) or 0)
+    monkeypatch.setenv("_MINGLE_CHECK_LOCAL", "1")  # one of the processes that another one has started
+    told = CliRunner().invoke(command.check, ["--nnodes", "2", "--nproc-per-node", "3"])
+    assert told.exit_code == 0, told.stderr
+    assert given == [6]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +220,8 @@ def test_an_error_on_a_machine_with_several_processes_is_one_json_object(
     assert told.exit_code == 1
     assert told.stderr.splitlines()[-1] == "mingle-check: no interface"
     assert bool(told.stdout) is not bool(local)
+    if not local:
+        assert json.loads(told.stdout)["command"] == "check"
 
 
 def last_lines(steps: list[str]) -> list[str]:

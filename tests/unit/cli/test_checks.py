@@ -123,6 +123,7 @@ def test_a_peer_that_serves() -> None:
     assert result.exit_code == 0, result.stdout
     answer = json.loads(result.stdout)
     assert [peer["address"] for peer in answer["peers"]] == ["127.0.0.1"]
+    assert "is an address of this host" not in result.stdout, "but another process there has answered"
 
 
 def test_a_peer_that_does_not_answer() -> None:
@@ -269,9 +270,10 @@ def test_ping_in_json() -> None:
 def test_another_job_is_another_conversation() -> None:
     port = free_udp_port()
     with answering(Network(interfaces=("lo",), port=port), "bert"):
-        status, answer, _ = ping("resnet", "--count", "2", "--interval", "0.1", port=port)
+        status, answer, errors = ping("resnet", "--count", "2", "--interval", "0.1", port=port)
     assert status == 1
     assert "+" not in answer
+    assert "likely cause: 127.0.0.1 pings about 'bert', and not with us" in errors
 
 
 def test_doctor_checks_the_shared_directories(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
@@ -162,15 +163,26 @@ def test_a_job_that_gathers_has_no_store_to_print(port: int, words: tuple[str, .
     assert ("error" in json.loads(result.stdout)) if words == ("--json",) else (result.stdout == "")
 
 
-def test_a_control_port_is_nothing_to_export(port: int) -> None:
-    result = command("find", "job", "--export", "--control", port=port)
+@pytest.mark.parametrize("other", ["--control", "--json"])
+def test_only_a_store_in_text_is_something_to_export(port: int, other: str) -> None:
+    result = command("find", "job", "--export", other, port=port)
     assert result.exit_code == 2
-    assert "--control" in result.stderr
+    assert f"--export and {other} can't be combined" in result.stderr
 
 
-def test_find_waits_as_long_as_the_ranks_do(port: int) -> None:
+def test_find_waits_as_long_as_the_ranks_do_where_they_are_told(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     result = command("find", "nothing", port=port, MINGLE_TIMEOUT="0.5")
     assert "within 0.5 s" in result.stderr
+    limits: list[float] = []
+
+    def searched(_job: str, network: Network, *, control: bool) -> NoReturn:
+        limits.append(network.discovery_timeout)
+        raise DiscoveryTimeoutError("nothing")
+
+    monkeypatch.setattr(jobs, "find_job", searched)
+    for words, variable in (((), ""), ((), " "), ((), "7"), (("-t", "9"), "7")):
+        command("find", "nothing", *words, port=port, MINGLE_TIMEOUT=variable)
+    assert limits == [5, 5, 7, 9]
 
 
 def test_a_job_that_has_formed_is_found_at_its_store(port: int) -> None:

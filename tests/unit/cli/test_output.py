@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -203,6 +204,19 @@ def test_live_tables_on_a_terminal() -> None:
     shown = on_a_terminal("doctor")
     assert "\x1b[32mPASS" in shown
     assert "\x1b[32m" not in on_a_terminal("doctor", NO_COLOR="1")
+
+
+def test_messages_are_escaped_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    output.say("job \x1b[2J\n  fix: it")
+    assert capsys.readouterr().err == "job \\x1b[2J\n  fix: it\n"
+
+
+def test_a_drawing_leaves_sigterm_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with output.live(lambda: output.Table(("A",), [("1",)]), transient=True) as draw:
+        assert signal.getsignal(signal.SIGTERM) is output.terminate
+        draw()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @contextlib.contextmanager

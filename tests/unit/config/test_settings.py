@@ -364,6 +364,7 @@ def test_a_secret_file(tmp_path: Path) -> None:
     path.write_bytes(b"k\n")
     assert resolve_network({"MINGLE_SECRET_FILE": str(path)}).secret == b"k"
     assert resolve_network({"MINGLE_SECRET_FILE": str(path)}, secret="t").secret == b"t"
+    assert resolve_network({}, secret="t", secret_file="/a pipe that was read").secret == b"t"
     assert resolve_network({"MINGLE_SECRET": " k\t"}).secret == b" k\t", "the secret, and no other one"
 
 
