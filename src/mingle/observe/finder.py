@@ -158,7 +158,7 @@ class FoundSession(KnownSession, eq=False, kw_only=True):
 def ranks_seeking(seekers: Sequence[Seeking], sessions: Sequence[FoundSession]) -> list[Seeking]:
     """Return the seekers of a job whose rank has no seat at its hosts."""
     seated = {rank for each in sessions if each.running is not None for rank in each.running.joined}
-    return [each for each in seekers if each.seek.rank is None or each.seek.rank not in seated]
+    return [each for each in seekers if each.seek.rank not in seated]
 
 
 class Finder(SessionPolicy[FoundSession]):

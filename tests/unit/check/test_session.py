@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import json
@@ -95,7 +96,9 @@ def test_ctrl_c_while_other_ranks_are_missing_ends_the_check() -> None:
     assert [verdict["kind"] for verdict in message["report"]["verdicts"]] == ["rank-interrupted"]
 
 
-def conduct(monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "") -> tuple[Evidence, list[Any]]:
+def conduct(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "", gpus: int = 0
+) -> tuple[Evidence, list[Any]]:
     """Run the steps of rank 0 for two machines whose link looks slow; return what it saw, and its tasks."""
     told: list[Any] = []
 
@@ -106,11 +109,12 @@ def conduct(monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "")
         return {rank: {"result": result(rank, task["do"])} for rank, task in tasks.items()}
 
     def result(rank: int, do: str) -> Any:
-        pair = {"rtt": 1e-4, "others": [], "rate": 1e9 if rank else 1e6}
+        at_first = len(told) <= 2 + sum(task["do"] != "pair" for task in told)
+        pair = {"rtt": 1e-4 if at_first else 2e-4, "others": [], "rate": 1e9 if rank else 2e6 if at_first else 1e6}
         return {"work": [0.02, 0.02], "right": "", "fast": seconds, "pair": pair}.get(do)
 
     conductor = session.Conductor(None, None, Options(seconds=seconds), str)  # type: ignore[arg-type]
-    hello = {"gpus": 0, "local_world_size": 1, "networks": [], "interface": "eth0", "address": "", "pid": 1}
+    hello = {"gpus": gpus, "local_world_size": 2, "networks": [], "interface": "eth0", "address": "", "pid": 1}
     conductor._roster = [{**hello, "rank": rank, "node": rank, "host": NAMES[rank]} for rank in range(2)]
     conductor._seen = session.evidence_of(conductor._roster)
     monkeypatch.setattr(conductor, "_collect", str)
@@ -123,7 +127,8 @@ def conduct(monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "")
 def test_timed_measurements_end_before_the_deadline_of_their_step(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    _, told = conduct(monkeypatch, seconds)
+    seen, told = conduct(monkeypatch, seconds)
+    assert [each["size"] for each in seen.all_reduce] == [4], "a larger size would take too long"
     (work,) = {task["with"]["seconds"] for task in told if task["do"] == "work"}
     windows = [task["with"]["window"] for task in told if task["do"] == "pair"]
     assert work <= seconds / 2
@@ -139,6 +144,45 @@ def test_the_pairs_are_tried_also_when_the_first_step_fails(monkeypatch: pytest.
     assert [task for task in told if task["do"] == "pair"]
 
 
+def test_of_several_measurements_of_a_pair_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, _ = conduct(monkeypatch, 20.0)
+    assert seen.rates == {(0, 1): 2e6, (1, 0): 1e9}
+    assert seen.trips == {(0, 1): 1e-4}
+
+
+def test_the_bus_of_two_ranks_carries_what_the_algorithm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in nccl-tests."""
+    seen, _ = conduct(monkeypatch, 20.0)
+    assert [each["busbw"] for each in seen.all_reduce] == [each["algbw"] for each in seen.all_reduce]
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "gloo"), (2, "cpu:gloo,cuda:nccl")])
+def test_nccl_is_chosen_where_every_rank_has_a_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int, backend: str) -> None:
+    seen, _ = conduct(monkeypatch, 20.0, gpus=gpus)
+    assert seen.backend == backend
+
+
+def test_ranks_are_told_whose_options_differ_and_where_rank_0_was_reached() -> None:
+    """Under torchrun rank 0's own machine sees it by loopback."""
+    pipes = [multiprocessing.Pipe() for _ in range(2)]
+    with closing(control.Server(0)) as server:
+        job = SimpleNamespace(world_size=3)
+        conductor = session.Conductor(job, server, Options(seconds=60), str)  # type: ignore[arg-type]
+        for rank, ((_, there), reached) in enumerate(zip(pipes, ("127.0.0.1", "10.0.0.1"), strict=True)):
+            own = {"rank": rank, "node": rank, "address": "10.0.0.2" if rank else "127.0.0.1", "reached": reached}
+            server.controls.put((there, {**HELLO, **own, "options": {"max_size": rank}}))
+        control.send(pipes[1][0], {"gone": "interrupted"})
+        conductor.run()
+    told = []
+    while "report" not in (message := control.receive(pipes[0][0])):
+        told.append(message)
+    assert [hello["address"] for each in told for hello in each.get("roster", ())] == ["10.0.0.1", "10.0.0.2"]
+    assert "rank 0's options count; those of ranks 1 differ" in str(told)
+    for pipe in pipes:
+        for end in pipe:
+            end.close()
+
+
 def test_the_machines_are_in_the_order_of_their_names() -> None:
     """Ranks are assigned: node10 can have rank 0."""
     hello = {"networks": [], "interface": "eth0", "address": "", "pid": 1}
@@ -152,7 +196,7 @@ def test_the_machines_are_in_the_order_of_their_names() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("how", ["silent", "ended"])
+@pytest.mark.parametrize("how", ["silent", "ended", "cut"])
 def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyPatch, how: str, rank: int) -> None:
     ends = threading.Event()
     monkeypatch.setattr(session, "_connect_store", lambda _seconds: ends.wait())
@@ -161,9 +205,14 @@ def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyP
     job = job_of(rank, store, "eth0", "10.0.0")
     if how == "ended":
         store.close()
+    elif how == "cut":
+        job = dataclasses.replace(job, master_addr="255.255.255.255")  # to which the kernel does not connect
     with closing(control.Server(rank)) as server, store:
         report = session.take_part(job, server, Options(seconds=0.1), str)
     ends.set()
+    if how == "cut":
+        assert report["lost"] == {str(rank): how}
+        return
     assert report["lost"] == {"0": how}
     (verdict,) = report["verdicts"]
     assert verdict["kind"] == f"rank-{how}"

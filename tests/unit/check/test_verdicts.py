@@ -151,6 +151,33 @@ def test_a_busy_machine_excuses_its_silence(how: str) -> None:
     ]
 
 
+def test_a_multiple_of_nearly_nothing_is_not_a_busy_machine() -> None:
+    seen = healthy()
+    seen.work = {rank: (0.018 if rank == 1 else 0.002, 0.002) for rank in range(4)}
+    assert judge(seen) == []
+
+
+def test_a_pair_that_is_broken_excuses_the_slowness_of_its_ends() -> None:
+    seen = healthy()
+    seen.broken = {(1, 2): "no TCP connection"}
+    slow((1, 3), (0, 2))(seen)
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("pair", ("b", "c"))]
+
+
+def test_a_faster_network_is_not_blamed_beside_another_fault() -> None:
+    seen = healthy()
+    faster_network(seen)
+    seen.lost = {1: "ended"}
+    assert [verdict.kind for verdict in judge(seen)] == ["rank-ended"]
+
+
+def test_the_fix_of_lost_large_messages_fills_a_packet() -> None:
+    seen = healthy()
+    seen.broken = {(0, 3): "large"}
+    (verdict,) = judge(seen)
+    assert "`ping -M do -s 1472 ADDRESS`" in verdict.fix, "1500 bytes less the headers of IP and ICMP"
+
+
 def test_the_verdict_shows_interface_address_and_mtu_of_both_ends() -> None:
     seen = healthy()
     seen.broken = {(1, 2): "no TCP connection (timed out)"}

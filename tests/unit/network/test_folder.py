@@ -16,6 +16,7 @@ from mingle.network.folder import (
     LIVE_SECONDS,
     PATIENT_INTERVAL_SECONDS,
     READS_PER_TURN,
+    SURVEYED_JOBS,
     Entry,
     Folder,
     FolderProblem,
@@ -73,6 +74,7 @@ class Client:
         self.lag, self.own_lag, self.empty_first, self.times = lag, own_lag, empty_first, times
         self.failing = ""
         self.hidden: set[str] = set()
+        self.left_at_tidying = -1
         self.requests: Counter[str] = Counter()
         self.reads: Counter[str] = Counter()
         self.rng = random.Random(1)
@@ -127,6 +129,7 @@ class Client:
 
     def tidy(self) -> None:
         self._do("tidy")
+        self.left_at_tidying = len(self.shared.objects)
 
     def jobs(self) -> list[str]:
         return []
@@ -340,6 +343,7 @@ def test_leaving_process_deletes_its_object() -> None:
     run(1.0, seeker)
     assert not shared.objects
     assert seeker.client.requests["tidy"] == 1
+    assert seeker.client.left_at_tidying == 0, "a directory that is not empty can't be deleted"
     assert seeker.folder.next_turn() is None
 
 
@@ -535,6 +539,12 @@ def test_an_observer_of_one_job_opens_only_its_folder() -> None:
     both = place(first, second)
     assert survey(both, 0.0, JOBS[0]) == [offer_of(member_id(1))]
     assert set(both.opened) == {JOBS[0]}
+
+
+def test_an_observer_opens_no_more_than_two_hundred_folders() -> None:
+    many = Place(**{f"_{number:032x}": Client(Shared()) for number in range(SURVEYED_JOBS + 5)})
+    assert survey(many, 0.0) == []
+    assert many.opened.total() == SURVEYED_JOBS
 
 
 def test_an_observer_reads_an_object_once_and_reports_it_while_it_is_there() -> None:

@@ -480,3 +480,4 @@ def test_offer_of_a_host_that_takes_no_members_lasts() -> None:
     room, full = (sign_of(structs.replace(agents, joined=joined), b"data") for joined in (1, 2))
     assert (room.lasting, full.lasting) == (False, True)
     assert room.urgent != full.urgent
+    assert room.urgent != sign_of(structs.replace(agents, state="open", joined=1), b"data").urgent

@@ -78,6 +78,21 @@ def test_unicast_to_the_shared_port_is_answered_from_it(port: int) -> None:
         assert answer.source == ("127.0.0.1", port)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_what_comes_to_the_port_of_all_processes_is_for_them_all_and_an_answer_is_not(port: int, host: str) -> None:
+    family: Family = "6" if ":" in host else "4"
+    with contextlib.ExitStack() as stack:
+        server, client = (
+            stack.enter_context(contextlib.closing(Transport([LO], groups=[GROUP], port=number, family=family)))
+            for number in (port, free_port())
+        )
+        client.unicast(b"who?", (host, port))
+        (question,) = gather(server, 1)
+        server.reply(question, b"me")
+        (answer,) = gather(client, 1)
+        assert (question.shared, answer.shared) == (True, False)
+
+
 def test_a_reply_comes_from_the_address_that_was_asked(port: int) -> None:
     with on_lo(port) as server, on_lo(free_port()) as client:
         client.unicast(b"who?", ("127.0.0.9", port))

@@ -182,6 +182,16 @@ def test_a_session_that_is_proved_keeps_its_job() -> None:
     assert [(each.offer.job, each.alive) for each in finder.sessions] == [("resnet", True)]
 
 
+def test_a_signed_offer_is_not_replaced_by_one_without_a_signature() -> None:
+    finder = a_finder(Wire(), "resnet", secret=b"ours")
+    told = Source(interface="eth0", address="10.0.0.9", signed=True, verified=True)
+    finder.handle(Heard(an_offer(), told), 0.0)
+    finder.handle(Heard(an_offer(address="10.0.0.66"), Source(interface="eth0", address="10.0.0.66")), 0.1)
+    (found,) = finder.sessions
+    assert found.offer.addresses == ("10.0.0.9",)
+    finder.close()
+
+
 def test_a_good_bye_is_looked_into() -> None:
     wire = Wire()
     host = a_formed_job(wire, "resnet", "10.0.0.1")
@@ -255,12 +265,13 @@ def test_inventions_one_after_the_other_do_not_hold_up_who_has_found_a_host() ->
     assert [each.target().address for each in finder.alive] == ["10.0.0.1"]
 
 
-def test_repeated_offers_do_not_set_the_rate_of_dials() -> None:
+def test_repeated_offers_and_good_byes_do_not_set_the_rate_of_dials() -> None:
     wire = Wire()
     finder = a_finder(wire, "resnet")
     dials = 0
-    for _ in range(100):
-        finder.handle(Heard(an_offer(), Source(interface="eth0", address="10.0.0.9")), wire.now)
+    for number in range(100):
+        message = Bye(job="resnet", session=b"S" * 16) if number % 2 else an_offer()
+        finder.handle(Heard(message, Source(interface="eth0", address="10.0.0.9")), wire.now)
         for effect in finder.effects():
             if isinstance(effect, Dial):
                 dials += 1
@@ -378,6 +389,8 @@ def test_the_proved_ranks_count_more_than_the_offers_number() -> None:
     assert session(None, joined=3).joined == 3
     assert session(running(joined=(0, 2)), joined=4).joined == 2
     assert session(running(), joined=3, assigned=True).joined == 3, "assigned ranks have no number yet"
+    cut = session(running(joined=tuple(range(4096)), world_size=5000), joined=4500)
+    assert cut.joined == 4500, "the list of ranks is cut"
 
 
 def test_a_rank_that_is_seated_is_no_seeker() -> None:
@@ -385,8 +398,9 @@ def test_a_rank_that_is_seated_is_no_seeker() -> None:
         Seeking(Seek(job="j", member=bytes([rank]) * 16, world_size=4, rank=rank), "10.0.0.3", False) for rank in (1, 2)
     ]
     several = [session(None), session(running(joined=(0,))), session(running(joined=(1,)))]
+    seekers.append(Seeking(Seek(job="j", member=b"n" * 16, world_size=4), "10.0.0.3", False))  # its rank is assigned
     for sessions in ([session(running(joined=(0, 1)))], several):
-        assert [each.seek.rank for each in ranks_seeking(seekers, sessions)] == [2]
+        assert [each.seek.rank for each in ranks_seeking(seekers, sessions)] == [2, None]
 
 
 def test_a_session_that_is_not_proved_says_so() -> None:
