@@ -183,6 +183,31 @@ def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
         host.gather()
 
 
+def test_round_of_a_session_that_is_lost_is_not_returned_and_the_next_gathering_begins_anew(job: Job) -> None:
+    several = [job.agent(1, 2) for _ in range(2)]
+    (first, _) = gather(*several)
+    host, other = host_first(several)
+    with ThreadPoolExecutor(1) as pool:
+
+        def lost_meanwhile() -> bool:
+            """The session is lost, and another one stands, just when the round could be returned."""
+            if other.lost is None:
+                kill(host)
+                assert other.session_lost.wait(30)
+                pool.submit(job.agent(1, 2).gather)
+                until(stands)
+            return False
+
+        def stands() -> bool:
+            other.call(lambda: other._agent.ask_round(other.clock()))
+            return other._state.gathered is not None and other._state.hold.allows(other.clock() - 0.5, other.clock())
+
+        assert not other.await_round(lost_meanwhile, 60.0)
+    assert other.lost is not None
+    assert other.gather().formation.session != first.formation.session
+    assert (other.lost, other.session_lost.is_set()) == (None, False)
+
+
 def test_agent_with_finished_workers_gathers_no_more(job: Job) -> None:
     several = [job.agent(1, 2) for _ in range(2)]
     gather(*several)

@@ -386,6 +386,17 @@ def test_a_node_without_which_the_others_continued_comes_for_the_next_round(
     assert host.nodes_waiting() == 0, "nothing is known of this round yet"
 
 
+def test_job_that_another_agent_has_ended_is_not_ended_again(
+    pair: list[tuple[Rounds, FixedGathering]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its store goes with its host, and torch would try for long to reach it."""
+    (host, _), (other, _) = pair
+    other.close()
+    until(lambda: host.closed)
+    monkeypatch.setattr(DynamicRendezvousHandler, "set_closed", lambda _: pytest.fail("it is closed"))
+    host.close()
+
+
 def test_what_was_read_before_a_node_entered_its_round_means_nothing(
     pair: list[tuple[Rounds, FixedGathering]],
 ) -> None:

@@ -45,6 +45,7 @@ from mingle.protocol.phases import Confirming
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, Kind, Offer, Seek
 from tests.support.scripted_host import IDENTITY, SESSION, Alone
+from tests.support.scripted_host import offer as session_offer
 
 JOB, LOW, HIGH = "job", bytes(16), b"\xff" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")
@@ -263,6 +264,24 @@ def test_process_leads_only_if_its_host_asks_in_the_epoch_that_it_has_confirmed(
         alone.hear(conn, 1.0, frames.Confirm(session=SESSION, epoch=1))
     alone.hear(conn, 1.0, frames.Lead(session=SESSION, epoch=epoch))
     assert candidate.asked_to_lead is leads
+
+
+def test_process_that_leads_does_not_close_for_the_host_that_has_asked_it_to() -> None:
+    """That host closes, whatever the ids; its announcements are still on their way."""
+    alone = Alone()
+    alone.joiner = machine = elector(HIGH)  # type: ignore[assignment]
+    conn = alone.join(0.05)
+    alone.hear(conn, 0.05, frames.Confirm(session=SESSION, epoch=1))
+    alone.hear(conn, 0.05, frames.Lead(session=SESSION, epoch=1))
+    host = machine.host
+    assert host is not None
+    asking = replace(session_offer(), assigned=True)
+    assert asking.host < HIGH
+    machine.handle(Heard(asking, HERE), 0.1)
+    (call,) = alone.dialed()
+    alone.answer(call, 0.1, running("open"))
+    assert machine.host is host
+    assert alone.said[-1] == frames.HostSeen(offer=host.offer())
 
 
 def test_a_host_in_sight_is_joined_and_nobody_else_becomes_one() -> None:
