@@ -31,12 +31,13 @@ class Alone:
         addresses: int = 2,
         advertised: tuple[str, ...] = (),
         attempt: str = "",
+        rank: int | None = 0,
     ) -> None:
         identity = Identity(
             job="job",
             attempt=attempt,
             member=OWN,
-            rank=0,
+            rank=rank,
             world_size=size,
             node="n0",
             who=ProcessInfo(hostname="h0", pid=1),
@@ -81,14 +82,22 @@ class Alone:
         self.host.handle(BytesReceived(conn, self.callers[conn].data_to_send()), now)
         return self.done()
 
-    def call(self, conn: int, *, purpose: Any = "join", key: JobKey | None = None, now: float = 1.0) -> None:
+    def call(
+        self,
+        conn: int,
+        *,
+        purpose: Any = "join",
+        key: JobKey | None = None,
+        rank: int | None = None,
+        now: float = 1.0,
+    ) -> None:
         """Connect and prove itself."""
         call = Call(
             job="job",
             member=conn.to_bytes(16, "big"),
             session=SESSION,
             purpose=purpose,
-            who=ProcessInfo(hostname=f"h{conn}", pid=conn),
+            who=ProcessInfo(hostname=f"h{conn}", pid=conn, rank=rank),
         )
         self.callers[conn], self.said[conn] = MemberConversation(call, ("10.0.0.1", 4000), key or self.key), []
         self.host.handle(Accepted(conn, f"10.0.0.{conn + 1}"), now)
@@ -96,7 +105,7 @@ class Alone:
         if self.callers[conn].welcome is not None:
             self.say(conn, now=now)
 
-    def join(self, conn: int, rank: int, *, now: float = 1.0) -> None:
+    def join(self, conn: int, rank: int | None, *, now: float = 1.0) -> None:
         self.call(conn, now=now)
         paths = (Path(host_address="10.0.0.1", local_address=f"10.0.0.{conn + 1}", interface="eth0"),)
         self.say(

@@ -24,15 +24,7 @@ from mingle.errors import MingleError
 from mingle.protocol.claims import ClaimBudget
 from mingle.protocol.effects import Effect, Hangup, Notice
 from mingle.protocol.election import Candidacy, Elector
-from mingle.protocol.events import (
-    Accepted,
-    AddressesChanged,
-    BytesReceived,
-    Connected,
-    Disconnected,
-    Event,
-    Heard,
-)
+from mingle.protocol.events import Accepted, AddressesChanged, Event, Heard
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity
 from mingle.protocol.observations import NetworkFacts, Snapshot
@@ -230,8 +222,6 @@ class Agent:
                 self._effects.append(Hangup(conn))
             case Heard(Offer(host=host)) if host == self.identity.member:
                 return  # of this agent's own session, or of one that it has lost
-            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if not self.owns(conn):
-                return  # the part that made the connection has just lost its lease
         if self.part is not None:
             self.part.handle(event, now)
             self._look(now)

@@ -291,7 +291,7 @@ class ConnectionRace:
 
     def disconnected(self, conn: int, reason: str, now: float) -> None:
         """Handle a connection that ended or could not be made."""
-        if conn != self.winner and "ECONNREFUSED" not in reason:
+        if "ECONNREFUSED" not in reason:
             self.may_live = True
         self._fail(self._release(conn), reason, now)
         if conn == self.winner:

@@ -275,7 +275,7 @@ class Prover:
         pursuit.how, pursuit.detail = how, detail
         if pursuit.refused_until is None:
             pursuit.refused_until = now + REFUSED_SECONDS
-        if now >= pursuit.refused_until and not pursuit.connected:
+        if now >= pursuit.refused_until:
             self._failed(pursuit)
         else:
             self._dial_again(pursuit, now)

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.conflicts import CONFLICT_SECONDS, ConflictingHosts
@@ -34,11 +35,11 @@ def offer(state: State = "open", session: bytes = OTHER) -> Offer:
 class Watched:
     """The rivals of a host, and one other host that says what it is told to say."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, competes: bool = False) -> None:
         self.effects: list[Effect] = []
         identity = Identity(job="job", attempt="", member=b"M" * 16, rank=0, world_size=2, node="n", who=WHO)
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-        self.conflicts = ConflictingHosts(identity, context, self.effects)
+        self.conflicts = ConflictingHosts(identity, context, self.effects, competes=competes)
         self.hosts: dict[int, HostConversation] = {}
 
     def dialed(self) -> list[int]:
@@ -109,6 +110,25 @@ def test_a_rival_that_fails_of_the_conflict_takes_us_along(gone_at: float, conce
     watched.answer(conn, gone_at, frames.Closed(session=OTHER, reason="two rank 0s", conflict=True))
     watched.conflicts.handle(Disconnected(conn, "closed"), gone_at)
     assert bool(watched.conflicts.lasting(gone_at)) is conceded
+
+
+def test_a_run_that_ends_for_another_conflict_is_none_of_this_host() -> None:
+    watched = Watched()
+    (conn,) = watched.hear("sealed")
+    watched.answer(conn, 1.0, running("running"))
+    watched.answer(conn, 9.0, frames.Closed(session=OTHER, reason="two rank 0s", conflict=True))
+    assert watched.conflicts.lasting(9.0) == []
+
+
+@pytest.mark.parametrize("assigned", [True, False])
+def test_host_that_was_given_no_rank_and_an_open_session_compete_unless_that_ones_host_was_given_its_rank(
+    assigned: bool,
+) -> None:
+    watched = Watched(competes=True)
+    watched.conflicts.heard(replace(offer("sealed"), assigned=assigned), ENDPOINTS, 0.0)
+    (conn,) = watched.dialed()
+    watched.answer(conn, 1.0, running("open"))
+    assert bool(watched.conflicts.lasting(1.0 + CONFLICT_SECONDS)) is not assigned
 
 
 def test_process_that_calls_and_is_called_is_named_once() -> None:

@@ -37,11 +37,12 @@ class Race:
 
     def __init__(self, *addresses: str, all_ways: bool = False) -> None:
         self.effects: list[Effect] = []
+        self.context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
         self.race = ConnectionRace(
             structs.replace(CALL, purpose="join" if all_ways else "probe"),
             [DialTarget(address, "eth0", 4000) for address in addresses],
             key=None,
-            context=Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0),
+            context=self.context,
             effects=self.effects,
             now=0.0,
         )
@@ -246,6 +247,53 @@ def test_invented_addresses_do_not_make_a_race_endless() -> None:
     for tick in range(200):
         race.race.handle_timer(tick * STAGGER_SECONDS)
     assert len(race.dialed()) == MAX_TARGETS
+
+
+STRANGER = "10.0.0.66"
+
+
+def test_address_that_its_host_has_named_stays_named_by_the_host() -> None:
+    """The budget of others that name it, too, must not delay the host."""
+    own, claimed = DialTarget(FIRST, "eth0", 4000, FIRST), DialTarget(FIRST, "eth0", 4000, STRANGER)
+    assert merged([claimed], [own]) == [own]
+    assert merged([own], [claimed]) == [own]
+    for named_by in ([own, claimed], [claimed, own]):
+        race = Race(SECOND)
+        while race.context.dials.take(THIRD, STRANGER, 0.0) == 0:
+            pass
+        for each in named_by:
+            race.race.add([each])
+        race.race.handle_timer(STAGGER_SECONDS)
+        assert race.dialed() == [SECOND, FIRST]
+
+
+def test_session_that_proves_itself_costs_its_sender_nothing() -> None:
+    race = Race()
+    for _ in range(100):
+        race.race = ConnectionRace(
+            CALL,
+            [DialTarget(FIRST, "eth0", 4000, STRANGER)],
+            key=None,
+            context=race.context,
+            effects=race.effects,
+            now=0.0,
+        )
+        (dial,) = race.effects
+        assert isinstance(dial, Dial)
+        race.answer(dial.conn, 0.0)
+        race.race.abandon()
+        race.done()
+
+
+def test_address_that_is_proved_again_is_dialed_once() -> None:
+    race = Race(FIRST, SECOND, all_ways=True)
+    race.answer(1, 0.01)
+    race.done()
+    race.race.disconnected(2, "No route to host", 0.02)
+    race.race.prove_again(FAILURE_SECONDS + 0.1)
+    assert race.dialed() == [SECOND]
+    race.race.try_again(FAILURE_SECONDS + 0.2)
+    assert race.dialed() == []
 
 
 def test_earlier_targets_are_kept() -> None:

@@ -35,6 +35,7 @@ from mingle.protocol.events import (
 from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
 from mingle.protocol.host import MAX_HOSTS_SEEN
 from mingle.protocol.machine import roster_digest
+from mingle.protocol.mesh import greeting
 from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import LATE_ANSWERS_AT_ONCE, LATE_ANSWERS_PER_SECOND
 from mingle.protocol.phases import Acknowledging, Committed, Open, Sealing, State
@@ -464,6 +465,47 @@ def test_reports_of_other_hosts_are_handed_out_once_and_bounded() -> None:
     assert alone.host.take_hosts_seen() == []
     alone.say(1, *[frames.HostSeen(offer=other_offer())] * (MAX_HOSTS_SEEN + 1))
     assert len(alone.host.take_hosts_seen()) == MAX_HOSTS_SEEN
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "conflict"), [(0, 0, True), (0, None, True), (None, 0, True), (None, None, False)]
+)
+def test_host_that_calls_is_a_conflict_until_it_is_gone_unless_the_two_can_agree(
+    ours: int | None, theirs: int | None, conflict: bool
+) -> None:
+    alone = Alone(rank=ours)
+    alone.call(9, purpose="conflict", rank=theirs)
+    assert alone.host.conflicts.any_alive is conflict
+    alone.host.handle(Disconnected(9, "reset"), 2.0)
+    assert not alone.host.conflicts.any_alive
+
+
+@pytest.mark.parametrize("purpose", ["probe", "conflict", "mesh"])
+def test_only_a_caller_that_has_called_to_join_gets_a_seat(purpose: str) -> None:
+    alone = Alone()
+    alone.call(1, purpose=purpose)
+    path = Path(host_address="10.0.0.1", local_address="10.0.0.2", interface="eth0")
+    alone.say(1, frames.Join(world_size=2, rank=1, node="n1", paths=(path,)))
+    assert not alone.host.has_members
+
+
+@pytest.mark.parametrize(
+    ("purpose", "greeted"), [("probe", False), ("conflict", False), ("join", False), ("mesh", True)]
+)
+def test_only_a_caller_of_the_mesh_is_greeted(purpose: str, greeted: bool) -> None:
+    alone = Alone()
+    alone.call(1, purpose=purpose)
+    alone.say(1, greeting((1).to_bytes(16, "big")))
+    assert (greeting(OWN) in alone.said[1]) is greeted
+
+
+def test_member_that_reports_another_host_keeps_its_seat_and_one_that_hosts_loses_it() -> None:
+    alone = Alone(3, rank=None)
+    alone.join(1, None)
+    alone.say(1, frames.HostSeen(offer=other_offer()))
+    assert alone.host.has_members
+    alone.say(1, frames.HostSeen(offer=other_offer(host=(1).to_bytes(16, "big"))))
+    assert not alone.host.has_members
 
 
 def test_a_host_is_answered_on_the_connections_that_it_has_made_itself() -> None:

@@ -374,6 +374,19 @@ def test_answer_that_the_process_runs_counts_for_one_connection() -> None:
     assert not lan.failures
 
 
+def test_word_that_a_process_runs_that_was_not_asked_for_means_nothing() -> None:
+    """It belongs to an earlier question, or the host is a stranger's."""
+    lan = Lan(1)
+    lan.at(1).stopped = True
+    lan.run(0.1)
+    lan.prover.runs(member(1), lan.now)
+    lan.run(mesh.ANSWER_SECONDS - 0.2)
+    assert lan.failures == {}
+    lan.cont(1)
+    assert lan.prover.done
+    assert lan.failures == {}
+
+
 def test_pause_of_the_prover_is_no_failure_of_its_targets() -> None:
     """It stood still for a minute after its first SYN, which was lost."""
     lan = Lan(1)
@@ -387,6 +400,17 @@ def test_pause_of_the_prover_is_no_failure_of_its_targets() -> None:
     lan.run(1.0)
     assert lan.prover.done
     assert not lan.failures
+
+
+def test_pause_of_the_prover_leaves_a_process_that_runs_its_moment_to_answer() -> None:
+    lan = Lan(2)
+    lan.at(1).mute = lan.at(2).silent = True  # the second one is dialed all the time
+    lan.run(mesh.ANSWER_SECONDS + 0.1)
+    lan.now += 60.0
+    lan.prover.handle_timer(lan.now)
+    assert lan.failures == {}
+    lan.run(mesh.RUNS_SECONDS)
+    assert lan.failures == {1: "silent"}
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -424,6 +448,13 @@ def test_targets_that_were_reached_are_not_dialed_again_for_a_minute() -> None:
     assert not lan.prove().done
     lan.run(0.0)
     assert lan.prover.done
+
+
+def test_memory_of_reached_targets_is_bounded() -> None:
+    lan = Lan(1)
+    lan.context.reached.update({(member(9), "10.0.0.9", port): lan.now for port in range(mesh.MAX_REMEMBERED)})
+    lan.run(0.1)
+    assert lan.context.reached.keys() == {(member(1), "10.0.0.1", PORT)}
 
 
 def test_target_that_is_gone_with_its_address_is_dialed_again() -> None:
@@ -487,6 +518,17 @@ def test_member_without_a_seat_hangs_up() -> None:
     listener.answerer.serve(b"")
     listener.answerer.accepted(Accepted(5, "10.0.0.2"), 0.0)
     assert listener.effects == [Hangup(5)]
+
+
+def test_member_of_another_session_hangs_up_on_the_callers_of_the_earlier_one() -> None:
+    listener = Listener(1)
+    listener.answerer.accepted(Accepted(5, "10.0.0.99"), 0.0)
+    listener.effects.clear()
+    listener.answerer.serve(SESSION, ("10.0.0.1",))
+    assert listener.answerer.owns(5)
+    listener.answerer.serve(b"T" * 16)
+    assert listener.effects == [Hangup(5)]
+    assert not listener.answerer.owns(5)
 
 
 def test_member_takes_no_more_callers_than_its_descriptors_allow() -> None:

@@ -399,6 +399,11 @@ STRAY = Path(host_address=FAST, local_address="192.0.2.9", interface="eth0", wea
             FAST,
             id="one that is on no other network of the host",
         ),
+        pytest.param(
+            [[Path(host_address=FAST, local_address="198.51.100.9", interface="eth0", weak=True)]],
+            FAST,
+            id="one that is on this network by what the host knows",
+        ),
     ],
 )
 def test_a_way_over_another_network_counts_for_nothing(members: list[list[Path]], expected: str | None) -> None:

@@ -28,6 +28,7 @@ from mingle.protocol.sessions import (
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import ProcessInfo
+from tests.support.proved_session import ProvedSession
 
 IDENTITY = Identity(
     job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=ProcessInfo(hostname="h", pid=1)
@@ -220,6 +221,30 @@ def test_silence_is_life_for_a_while_once() -> None:
     blocked.check.said(blocked.one, running(), 30.0)
     assert not blocked.one.presumed_dead
     assert blocked.check.runs()
+
+
+def test_host_that_proves_itself_and_then_says_nothing_is_in_the_way_once() -> None:
+    proved, freed = ProvedSession(), list[float]()
+    check = RunningCheck(
+        IDENTITY, proved.table, proved.effects, claims=ClaimBudget(), patience=30.0, freed=freed.append
+    )
+    check.proved(proved.session, 0.0)
+    assert check.runs()
+    assert check.next_timer() == SILENT_SECONDS
+    check.handle_timer(SILENT_SECONDS)
+    assert freed == [SILENT_SECONDS]
+    assert proved.session.race is None, "its host can be asked again later"
+    proved.connect(20.0)
+    check.proved(proved.session, 20.0)
+    assert not check.runs()
+
+
+def test_a_job_is_waited_for_from_when_it_runs() -> None:
+    blocked = Blocked(7.0)
+    blocked.check.said(blocked.one, running("open"), 1.0)
+    blocked.check.said(blocked.one, running(), 20.0)
+    assert blocked.check.verdict(20.0 + 6.9) is None
+    assert blocked.check.verdict(20.0 + 7.0) is not None
 
 
 @pytest.mark.parametrize("patience", [RUNNING_PATIENCE_SECONDS, 7.0])
