@@ -53,7 +53,9 @@ def ended(pid: int) -> bool:
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_three_hosts_are_assigned_node_ranks_and_told_one_address(lab: Lab, seed: int) -> None:
     hosts = hosts_of(lab)
-    values = "{node_rank} $NODE_RANK {nnodes} {master_addr} {master_port} {address} {interface} $GLOO_SOCKET_IFNAME"
+    values = (
+        "{node_rank} $NODE_RANK {nnodes} {master_addr} {master_port} {address} {interface} $GLOO_SOCKET_IFNAME $HOST_IP"
+    )
     show = f'echo "{values} {{hosts}}"; cat {{hostfile}}'
     processes = [start(host, "--", "sh", "-c", show) for host in hosts]
     assert [process.wait(SECONDS) for process in processes] == [0, 0, 0]
@@ -63,8 +65,9 @@ def test_three_hosts_are_assigned_node_ranks_and_told_one_address(lab: Lab, seed
     in_order = [host.address() for host in sorted(hosts, key=lambda host: said[host][0])]
     (port,) = {words[4] for words in said.values()}
     for host, words in said.items():
-        assert words[:8] == [words[0], words[0], "3", head.address(), port, host.address(), "eth0", "eth0"]
-        assert words[8].split(",") == words[9:] == in_order
+        own = host.address()
+        assert words[:9] == [words[0], words[0], "3", head.address(), port, own, "eth0", "eth0", own]
+        assert words[9].split(",") == words[10:] == in_order
 
 
 def test_on_several_networks_the_address_is_the_one_that_all_machines_share(lab: Lab) -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from mingle.diagnostics import CheckStatus, Finding, worst
-from mingle.diagnostics.diagnosis import Facts, Holder, examine, troubles
+from mingle.diagnostics.diagnosis import Facts, Holder, examine, tcp_from_another_host, troubles
 from mingle.diagnostics.firewall import parse
 
 HEALTHY = Facts(
@@ -151,6 +151,16 @@ def test_troubles_are_the_worst_first_and_no_pass() -> None:
 def test_an_interface_that_could_not_be_opened_is_no_firewall() -> None:
     facts = replace(HEALTHY, multicasts_on=frozenset(), failures={"eth0 IPv4": "ENODEV: gone"})
     assert ("multicast", FAIL) not in faults(facts)
+
+
+def test_an_interface_that_could_not_be_opened_excuses_no_other_whose_name_begins_alike() -> None:
+    facts = replace(HEALTHY, used_names=["eth1"], multicasts_on=frozenset(), failures={"eth10 IPv4": "ENODEV: gone"})
+    assert ("multicast", FAIL) in faults(facts)
+
+
+def test_another_host_is_one_whose_address_this_host_has_not() -> None:
+    facts = replace(HEALTHY, networks=["10.0.0.0/24"], addresses=["10.0.0.1", "10.0.0.2"])
+    assert tcp_from_another_host(facts).source == "10.0.0.3"
 
 
 def test_a_port_that_keeps_every_interface_from_being_opened_is_not_called_usable() -> None:

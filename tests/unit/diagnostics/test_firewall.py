@@ -132,6 +132,8 @@ def test_fix_for_a_blocking_rule() -> None:
     assert "SUBNET" in allow_tcp([], manager="iptables")
     assert allow_tcp(["fd00::/64"], outgoing=True).endswith("output ip6 daddr fd00::/64 meta l4proto tcp accept")
     assert " ipv6 " in allow_tcp(["fd00::/64"], manager="firewalld", outgoing=True)
+    told = {each: allow_tcp(["10.0.0.0/24"], manager="iptables", outgoing=each) for each in (False, True)}
+    assert (" -s 10.0.0.0/24 " in told[False], " -d 10.0.0.0/24 " in told[True]) == (True, True)
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason="nft needs root and a network namespace of its own")

@@ -619,3 +619,13 @@ def test_out_of_descriptors_a_caller_is_turned_away() -> None:
             assert len(selector.get_map()) == 1
         finally:
             connections.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this option")
+def test_an_untuned_connection_outlasts_an_outage_as_tcp_does() -> None:
+    with socket.socket() as sock:
+        connections.tune(sock)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == connections.USER_TIMEOUT_MILLISECONDS
+        connections.untune(sock)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0

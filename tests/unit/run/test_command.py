@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from mingle.config.settings import Settings
 from mingle.run.command import run
 from tests.support.bystanders import command_environment
 from tests.support.loopback import until
@@ -89,6 +90,26 @@ def test_a_job_id_of_the_environment_that_is_too_long_is_not_blamed_on_the_optio
     assert "mingle-run- with MINGLE_JOB_ID='mingle-run-xxx" in done.stderr
     assert "is 267 bytes long in UTF-8" in done.stderr
     assert "--job-id" not in done.stderr
+
+
+def test_machines_on_which_another_line_is_typed_have_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def meet(wanted: Settings, *_given: object, **_more: object) -> int:
+        found.append(wanted.job_id)
+        return 0
+
+    monkeypatch.setattr("mingle.run.command._meet_and_run", meet)
+    lines = [
+        ["--nnodes", "2", "--", "true"],
+        ["--nnodes", "3", "--", "true"],
+        ["--nnodes", "2", "--head", "true", "--", "true"],
+        ["--nnodes", "2", "--", "true", "x"],
+    ]
+    for line in (*lines, *lines):
+        assert CliRunner().invoke(run, line).exit_code == 0
+    assert len(set(found[:4])) == 4
+    assert found[4:] == found[:4]
 
 
 def test_a_file_without_the_right_to_execute_it_is_wrong_usage(script: Path) -> None:

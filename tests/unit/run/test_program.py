@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -141,6 +142,7 @@ def test_a_suspension_during_the_start_reaches_the_program(monkeypatch: pytest.M
         return process
 
     program = Program()
+    before = [signal.getsignal(number) for number in signal.valid_signals()]
     with program.signals(), monkeypatch.context() as patched:
         patched.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
         patched.setattr(subprocess, "Popen", interrupted)
@@ -149,6 +151,7 @@ def test_a_suspension_during_the_start_reaches_the_program(monkeypatch: pytest.M
         program.start(["true"], os.environ)
     assert program.wait() == 0
     assert program._process is not None
+    assert [signal.getsignal(number) for number in signal.valid_signals()] == before
     assert stopped == {(pid, signal.SIGSTOP) for pid in (os.getpid(), program._process.pid)}
 
 
@@ -194,6 +197,30 @@ def test_orphans_are_reaped_while_the_program_runs(nodes: Nodes) -> None:
     until(lambda: not Path(f"/proc/{pid}").exists())
     (nodes.folder / "end").touch()
     assert nodes.ended()[0][0] == 0
+
+
+def test_a_stopped_program_is_continued_to_end_and_its_good_end_is_no_success(nodes: Nodes) -> None:
+    stopped = f"trap 'exit 0' TERM; {SAY} kill -STOP $$; while :; do sleep 0.05; done"
+    failing = f"{SAY} until test -e go; do sleep 0.05; done; exit 3"
+    nodes.start("--head", f"sh -c '{failing}'", "--", "sh", "-c", stopped, count=2)
+    pids = nodes.started()
+    until(lambda: state(pids[1]) == "T")
+    (nodes.folder / "go").touch()
+    assert [status for status, _, _ in nodes.ended()] == [3, 1]
+
+
+def test_the_children_of_what_became_mingle_run_are_not_the_programs(tmp_path: Path) -> None:
+    line = shlex.join([*COMMAND, "--nnodes", "1", "--", "false"])
+    done = subprocess.run(
+        ["sh", "-c", f"sleep 100 >/dev/null 2>&1 & echo $!; exec {line}"],
+        env=command_environment(29499),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
+    os.kill(int(done.stdout), signal.SIGKILL)  # raises if it has ended
 
 
 def test_daemons_that_a_program_leaves_behind_live_on(nodes: Nodes) -> None:
