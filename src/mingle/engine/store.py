@@ -496,6 +496,8 @@ class StoreKeeper:
         self._workers = workers
         self._closed = False
         self._reaching = False
+        self._outrun = False
+        """Whether a proof has begun while a store was being reached ahead."""
         self._opening = False
         self._waiting: tuple[_Work, tuple[str, bytes]] | None = None
         """The opening of a store that waits for the one in progress."""
@@ -517,10 +519,11 @@ class StoreKeeper:
                     self._open_in_turn(partial(self._open, host, epoch, address), (address, host.session))
             case ReachStore(address, port):
                 if self._ahead and not self._reaching:  # a host can name stores without limit, and each blocks
-                    self._reaching = True
+                    self._reaching, self._outrun = True, False
                     self._run("store-ahead", partial(self._reach, address, port))
             case ProveStore():
                 client, self.client = self.client, None
+                self._outrun = self._reaching
                 self._run("store-proof", partial(self._prove, effect, client))
             case FormedStore():
                 self.formed()
@@ -646,8 +649,8 @@ class StoreKeeper:
         return partial(self._reached, client)
 
     def _reached(self, client: StoreClient | None) -> None:
-        self._reaching = False
-        if not self._closed and not self._machine.finished:
+        self._reaching, outrun = False, self._outrun
+        if not outrun and not self._closed and not self._machine.finished:
             self.client = client
 
     def _prove(self, wanted: ProveStore, client: StoreClient | None) -> Callable[[], None]:

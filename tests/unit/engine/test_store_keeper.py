@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from mingle.engine import store
 from mingle.engine.store import StoreKeeper, StoreServer
 from mingle.errors import ConfigurationError, MingleError
-from mingle.protocol.effects import OpenStore
+from mingle.protocol.effects import OpenStore, ProveStore, ReachStore
 from mingle.protocol.events import Event, StoreFailed, StoreOpened
 
 
@@ -157,3 +159,28 @@ def test_a_store_that_cannot_be_opened_is_an_error_that_says_why(
     error = keeper._opened_server("127.0.0.1", b"one")
     assert isinstance(error, kind)
     assert str(problem).splitlines()[0] in error.observation
+
+
+def test_store_that_was_reached_too_late_does_not_replace_the_one_that_was_proved(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interface is lost while the store is reached ahead over it, and the seal names another address."""
+    proved: Any = object()
+    release = threading.Event()
+    results: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def reach(*_: object) -> Any:
+        assert release.wait(30)
+        return SimpleNamespace(tune=lambda: None)
+
+    monkeypatch.setattr(store, "connect", reach)
+    monkeypatch.setattr(store, "prove", lambda *_, **__: proved)
+    driver: Any = SimpleNamespace(machine=machine, tell=machine.told.append)
+    keeper = StoreKeeper(driver, results.put, port=None, ahead=True, workers=2)
+    keeper.perform(ReachStore("10.60.0.1", 5000))
+    keeper.perform(ProveStore(1, "10.70.0.1", 5000, b"session", "token"))
+    results.get(timeout=30)()
+    assert keeper.client is proved
+    release.set()
+    results.get(timeout=30)()
+    assert keeper.client is proved
