@@ -264,7 +264,7 @@ def test_two_processes_of_one_machine_check_each_other(line: list[str]) -> None:
         env={**command_environment(free_udp_port()), "PYTHONPATH": str(ROOT / "src"), "PATH": path},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
