@@ -41,7 +41,7 @@ from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.member import Joiner
 from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import COUNTED_RANKS
-from mingle.protocol.phases import Confirming
+from mingle.protocol.phases import Confirming, HandingOver
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, Kind, Offer, Seek
 from tests.support.scripted_host import IDENTITY, SESSION, Alone
@@ -472,6 +472,16 @@ def test_from_confirm_on_a_host_closes_for_nobody() -> None:
     process.prove(conn)
     assert process.hosts
     assert process.dialed(9.0, LOW) == []
+
+
+@pytest.mark.parametrize(("leader", "closes"), [(LOW, True), (OTHERS[0], False)])
+def test_host_that_hands_over_closes_for_the_first_alone(leader: bytes, closes: bool) -> None:
+    process = Hosting(HIGH)
+    (conn,) = process.dialed(1.5, LOW)
+    assert process.machine.host is not None
+    process.machine.host.registrar.state = HandingOver(epoch=1, leader=leader, ends=float("inf"))
+    process.prove(conn)
+    assert process.hosts is not closes
 
 
 def test_a_host_that_was_given_its_rank_is_followed_whatever_its_id() -> None:
