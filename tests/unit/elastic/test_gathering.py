@@ -208,6 +208,21 @@ def test_round_of_a_session_that_is_lost_is_not_returned_and_the_next_gathering_
     assert (other.lost, other.session_lost.is_set()) == (None, False)
 
 
+def test_round_is_returned_for_answers_to_what_was_asked_after_it_was_complete(job: Job) -> None:
+    several = [job.agent() for _ in range(2)]
+    gather(*several)
+    host, member = host_first(several)
+    assert host.await_round(lambda: False, 30.0)
+    stopped, goes_on = threading.Event(), threading.Event()
+    member.call(lambda: (stopped.set(), goes_on.wait(30), None)[-1])
+    assert stopped.wait(30)
+    try:
+        assert not host.await_round(lambda: False, 0.2), "its answers to earlier questions are young"
+    finally:
+        goes_on.set()
+    assert host.await_round(lambda: False, 30.0)
+
+
 def test_agent_with_finished_workers_gathers_no_more(job: Job) -> None:
     several = [job.agent(1, 2) for _ in range(2)]
     gather(*several)

@@ -7,12 +7,13 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
-from mingle.elastic.host import LOOK_AROUND_SECONDS, QUESTIONS, ElasticHost
+from mingle.elastic.host import LOOK_AROUND_SECONDS, QUESTIONS, STORE_GONE_SECONDS, ElasticHost
 from mingle.elastic.leases import ANSWER_SECONDS, LEASE_SECONDS, Hold
 from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
 from mingle.protocol.effects import Dial, Reset, Write
 from mingle.protocol.events import BytesReceived, Connected, Heard, Source
 from mingle.protocol.handshake import HostConversation
+from mingle.protocol.host import Serving
 from mingle.wire import frames
 from mingle.wire.datagrams import Seek
 from tests.lan.agents import AgentGathering, AgentProcess
@@ -170,6 +171,14 @@ def test_no_member_is_answered_while_too_few_answer_the_host() -> None:
         ask_round(agent)
         gathering.world.run(0.1)
         assert agent.agent.hold.allows(at, agent.now)
+
+
+def test_link_local_address_that_is_listed_no_more_ends_no_session_that_members_hold(gathering: AgentGathering) -> None:
+    process, host, _ = started(gathering)
+    assert host.outcome is not None
+    host.state = Serving(replace(host.outcome, store_address="fe80::1%eth0"))
+    gathering.world.run(2 * STORE_GONE_SECONDS)
+    assert process.hosted is host
 
 
 def test_host_keeps_few_questions_of_one_member() -> None:
