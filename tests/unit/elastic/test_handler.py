@@ -324,10 +324,15 @@ def test_the_store_is_lost_while_a_round_forms(place: Place, pool: ThreadPoolExe
     assert gathering.gathered == 2
 
 
-def test_an_end_on_purpose_restarts_nobody_and_starts_no_round(place: Place, pool: ThreadPoolExecutor) -> None:
+def test_an_end_on_purpose_restarts_nobody_and_starts_no_round(
+    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_rounds, "MONITOR_SECONDS", 0.05)
+    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
     handlers = [make(place)[0] for _ in range(2)]
     together(pool, handlers)
     place.end("node-1 has finished")
+    threading.Event().wait(0.5)  # by now the store has been gone for longer than a host may be silent
     assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
     with pytest.raises(RendezvousClosedError, match="'handled' has ended: node-1 has finished"):
         handlers[0].next_rendezvous()
