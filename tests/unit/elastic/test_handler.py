@@ -485,6 +485,24 @@ def test_a_round_that_breaks_again_and_again_is_an_error(place: Place, monkeypat
     assert len(attempts) == agent_handler.BROKEN_ROUNDS
 
 
+def test_rounds_that_broke_in_an_earlier_session_do_not_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
+    handler, gathering = make(place, 1, 1)
+    real, attempts = Rounds.next, list[int]()
+
+    def join(rounds: Rounds) -> RendezvousInfo:
+        attempts.append(gathering.gathered)
+        if len(attempts) == agent_handler.BROKEN_ROUNDS:
+            place.lose()
+        if len(attempts) < 2 * agent_handler.BROKEN_ROUNDS:
+            raise RuntimeError("wait timeout")
+        return real(rounds)
+
+    monkeypatch.setattr(Rounds, "next", join)
+    assert handler.next_rendezvous().world_size == 1
+    assert attempts == [1, 1, 1, 2, 2, 2]
+
+
 def test_the_first_line_of_an_error() -> None:
     assert first_line(RuntimeError("broken pipe\nframe #0")) == "broken pipe"
     assert first_line(RuntimeError()) == "RuntimeError"

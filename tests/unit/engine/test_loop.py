@@ -8,14 +8,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import mingle
 from mingle.engine import store
+from mingle.engine.loop import INSPECTION_SECONDS, FailedCall, Loop
 from mingle.errors import MingleError
+from mingle.network import inspection
+from mingle.protocol.effects import Inspect
+from mingle.protocol.events import Inspected
+from mingle.wire.frames import Blocked
 from tests.support.bystanders import free_udp_port
 from tests.support.in_process import Formed, discovery_of, formed, settings_of
 from tests.support.leaks import leak_check
@@ -168,8 +175,12 @@ def test_the_end_of_a_loop_that_is_blocked_is_waited_for_within_a_bound(
 
 def test_a_loop_that_has_ended_fails_a_late_call(ranks: list[Formed]) -> None:
     ranks[1].discovery.close("it is done")
-    with pytest.raises(MingleError, match="its loop has ended in this process"):
-        ranks[1].discovery.ask(lambda: None)
+    errors = []
+    for _ in range(2):
+        with pytest.raises(MingleError, match="its loop has ended in this process") as caught:
+            ranks[1].discovery.ask(lambda: None)
+        errors.append(caught.value)
+    assert errors[0] is not errors[1], "each shows where its own call was made"
 
 
 @pytest.fixture
@@ -249,3 +260,22 @@ def test_signal_handlers_exception_at_any_time_reaches_the_caller_without_a_leak
         seconds |= whole
     assert "discover" in ended
     assert rounds < 100 or ended >= set(STEPS)
+
+
+class Served(Loop):
+    """A loop whose calls are run at once, by whoever makes them."""
+
+    def call(self, function: Callable[[], None], failed: FailedCall | None = None) -> None:
+        function()
+
+
+def test_this_machine_is_looked_at_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host names the peers, and without a secret any process on the network can be one."""
+    blocked, told, times = Blocked(address="10.0.0.2", chain="inet a b"), list[Inspected](), [100.0]
+    monkeypatch.setattr(inspection, "blocked_connection", lambda *_: blocked)
+    loop = Served("a loop", "job", clock=lambda: times[-1])
+    loop.driver = SimpleNamespace(tell=told.append)  # type: ignore[assignment]
+    for number, seconds in enumerate((0.0, INSPECTION_SECONDS / 2, INSPECTION_SECONDS)):
+        times.append(100.0 + seconds)
+        loop.inspect(Inspect(number, "eth0", "10.0.0.1", 4000, ()))
+    assert told == [Inspected(0, blocked), Inspected(1, None), Inspected(2, blocked)]
