@@ -119,6 +119,12 @@ def test_a_broken_way_is_named(peer: PingPeer, words: tuple[str, ...]) -> None:
         assert word in str(found[0])
 
 
+def test_a_peer_that_hears_unicast_alone_is_not_said_to_hear_nothing() -> None:
+    multicast, tcp = judge(pings(a_peer(multicast=LOST, link=LOST, tcp=LOST)))
+    assert "multicast to node2 (10.0.0.2) is lost, unicast fine" in multicast.observation
+    assert "TCP from node1 to node2 (10.0.0.2) is filtered, though UDP passes" in tcp.observation
+
+
 def test_our_own_that_does_not_come_back_is_said() -> None:
     (finding,) = judge(pings(a_peer(multicast=(8, 8, 0), link=(8, 8, 0))), multicasts_on=())
     assert "our own does not come back" in finding.observation
@@ -149,6 +155,9 @@ def test_the_rule_is_named_where_it_is_ours() -> None:
     listing = "table ip own {\nchain first {\ntype filter hook input priority filter; policy drop;\n}\n}\n"
     (finding,) = judge(pings(a_peer(tcp=(8, 8, 0))), listing=listing)
     assert finding.remedy == "nft insert rule ip own first ip saddr 10.0.0.0/24 meta l4proto tcp accept"
+    listing = listing.replace("policy drop;", "policy accept;\nudp dport 29499 drop")
+    (finding,) = judge(pings(a_peer(multicast=(8, 8, 0), link=(8, 8, 0))), listing=listing)
+    assert finding.remedy == "nft insert rule ip own first udp dport 29499 accept"
 
 
 def test_two_processes_of_one_host_are_one_finding() -> None:

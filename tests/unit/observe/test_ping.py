@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from mingle.observe.ping import (
     ANSWERS_PER_SECOND,
@@ -104,6 +105,23 @@ def test_a_secret_that_is_not_ours() -> None:
     assert one.peers == {}
     assert one.strangers == {"10.0.0.2": "node2 (10.0.0.2), pid 2"}
     assert "10.0.0.1" in other.strangers
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_only_an_answer_with_our_secret_counts_as_one_by_tcp(signed: bool) -> None:
+    lan, key = Lan(), JobKey(b"a", "")
+    one = lan.add("10.0.0.1", key=key)
+    lan.add("10.0.0.2", key=key)
+    lan.run(0.1)
+    (peer,) = one.peers.values()
+    before = peer.figures["tcp"].received
+    one.handle(TimerDue(), lan.now + 0.5)
+    (dialed,) = (each for each in one.effects() if isinstance(each, Dial))
+    one.handle(Connected(dialed.conn, "10.0.0.1", "eth0"), lan.now + 0.5)
+    pong = echo.EchoReply(pinger=b"\x02" * 16, asker=b"\x01" * 16, number=one.rounds, way="tcp")
+    framed = echo.framed(echo.encode(pong, key) if signed else echo.encode(pong))
+    one.handle(BytesReceived(dialed.conn, framed), lan.now + 0.5)
+    assert peer.figures["tcp"].received == before + signed
 
 
 def test_another_job() -> None:
