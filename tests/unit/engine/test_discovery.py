@@ -360,6 +360,27 @@ def test_a_store_that_a_process_group_has_taken_over_outlives_the_serving_thread
                 client.recv(1)
 
 
+def test_connections_of_a_members_process_group_outlive_the_serving_thread(ranks: list[Formed]) -> None:
+    server, member = ranks[0].discovery.store_server, ranks[1].discovery
+    assert server is not None
+    with socket.create_connection((server.address, server.port)) as client:
+        member.group_stands = True
+        member.call(riddle)
+        until(lambda: member.failure is not None and member.driver.udp.transport is None)
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            client.recv(1)
+
+
+def test_connection_to_another_store_serves_no_process_group() -> None:
+    """That to a store ahead can be made a moment after the proof of the one that the job has taken."""
+    other = store.open_server("127.0.0.1", None, b"S" * 16)
+    with formed(2, enters=True) as ranks:
+        ranks[1].discovery.stores.client = store.connect(other.address, other.port)
+        assert ranks[1].discovery.take_client() is None
+    other.release()
+
+
 @pytest.mark.parametrize("step", ["open_server", "prove"])
 def test_unforeseen_error_in_a_worker_thread_ends_the_discovery(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     monkeypatch.setattr(store, step, lambda *_, **__: riddle())
