@@ -182,6 +182,14 @@ def test_the_store_is_on_the_fixed_port() -> None:
         assert {formation.store_port for _, formation in ranks} == {port}
 
 
+def test_a_member_that_has_formed_takes_no_calls_any_more() -> None:
+    with formed(2, mesh="on") as ranks:
+        machine = ranks[1].discovery.driver.machine
+        assert isinstance(machine, Joiner)
+        assert machine.port != 0
+        assert not answers(machine.port)
+
+
 def test_a_member_that_has_formed_hears_no_datagrams_any_more() -> None:
     with formed(2) as ranks:
         host, member = (discovery for discovery, _ in ranks)
@@ -484,6 +492,7 @@ def test_closing_from_its_own_thread_does_not_wait_for_itself(ranks: list[Formed
     assert host._thread is not None
     host._thread.join(30)
     assert not host._thread.is_alive()
+    assert host.failure is None
 
 
 def test_a_store_that_was_opened_too_late_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
