@@ -231,6 +231,26 @@ def test_member_doubts_a_silent_host_only_when_another_one_offers_itself() -> No
     assert alone.step() is Searching
 
 
+def test_member_that_has_confirmed_does_not_doubt_its_host() -> None:
+    alone = Alone()
+    alone.seal(1.0)
+    alone.said.clear()
+    alone.joiner.handle(Heard(offer(OTHER), HERE), 2.0)
+    alone.done()
+    assert not any(isinstance(frame, frames.Ping) for frame in alone.said)
+    alone.joiner.handle(TimerDue(), 2.0 + SUSPECT_SECONDS)
+    assert alone.joiner.session is not None
+
+
+def test_what_a_host_says_after_it_has_refused_means_nothing() -> None:
+    alone = Alone()
+    alone.joiner.handle(Heard(offer(), HERE), 1.0)
+    (conn,) = alone.dialed()
+    closed = frames.Closed(session=SESSION, reason="two rank 0s", conflict=True)
+    alone.answer(conn, 1.0, frames.Refused(reason="session"), closed)
+    assert alone.joiner.search.conflict is None
+
+
 def test_a_stranger_under_the_sessions_name_is_no_sign_of_life() -> None:
     """Without a secret any process can offer a further address of a session, and takes the connection there."""
     alone = Alone()

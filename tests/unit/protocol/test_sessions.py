@@ -24,6 +24,7 @@ from mingle.protocol.sessions import (
     RunningCheck,
     SessionPolicy,
     SessionTable,
+    remember,
 )
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
@@ -237,6 +238,27 @@ def test_host_that_proves_itself_and_then_says_nothing_is_in_the_way_once() -> N
     proved.connect(20.0)
     check.proved(proved.session, 20.0)
     assert not check.runs()
+
+
+def test_host_that_is_sealed_and_never_says_that_it_runs_is_in_the_way_for_a_while() -> None:
+    proved = ProvedSession()
+    check = RunningCheck(IDENTITY, proved.table, proved.effects, claims=ClaimBudget(), patience=30.0)
+    check.proved(proved.session, 0.0)
+    check.said(proved.session, running("sealed"), 1.0)
+    assert check.next_timer() == 1.0 + SILENT_SECONDS
+    check.handle_timer(1.0 + SILENT_SECONDS)
+    assert not check.runs()
+    assert proved.session.race is None
+
+
+def test_session_that_is_heard_of_again_does_not_make_room() -> None:
+    table = Table()
+    for number in range(REMEMBERED_SESSIONS):
+        remember(table.sessions, offer(number), TARGETS)
+    remember(table.sessions, offer(0), TARGETS)
+    remember(table.sessions, offer(99), TARGETS)
+    assert table.sessions.get(offer(0).session) is not None
+    assert table.sessions.get(offer(1).session) is None
 
 
 def test_a_job_is_waited_for_from_when_it_runs() -> None:
