@@ -311,6 +311,15 @@ def test_a_job_that_ends_while_roles_are_exchanged_has_ended(place: Place, pool:
         infos[0].store.multi_get([agent_handler.ROLE + "0"])
 
 
+def test_store_that_fails_a_moment_before_the_gathering_notices_is_lost(place: Place) -> None:
+    handler, _ = make(place)
+    place.open()
+    loss = threading.Timer(0.1, place.lose)
+    loss.start()
+    assert handler.is_lost()
+    loss.join()
+
+
 def test_the_store_is_lost_while_a_round_forms(place: Place, pool: ThreadPoolExecutor) -> None:
     first, gathering = make(place)
     forming = pool.submit(first.next_rendezvous)
