@@ -163,7 +163,9 @@ def test_a_traceback_that_is_logged_is_shown() -> None:
     assert lines[-1] == r"ZeroDivisionError: a riddle \x1b[2J"
 
 
-@pytest.mark.parametrize(("arguments", "hinted"), [(["find", "-resnet"], True), (["list", "-x"], False)])
+@pytest.mark.parametrize(
+    ("arguments", "hinted"), [(["find", "-resnet"], True), (["find", "--resnet"], False), (["list", "-x"], False)]
+)
 def test_an_option_that_was_meant_as_a_job_id_is_explained(arguments: list[str], hinted: bool) -> None:
     told = CliRunner().invoke(main, arguments)
     assert told.exit_code == 2
