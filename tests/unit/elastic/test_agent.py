@@ -122,6 +122,19 @@ def test_member_reports_no_session_of_its_own() -> None:
         assert bool(rest.agent.effects()) is reported
 
 
+def test_what_is_claimed_has_a_budget_of_its_own_in_each_gathering() -> None:
+    gathering = AgentGathering(5, (2, 2), timeout=5.0)
+    process = gathering.start("m0")
+    gathering.world.run(0.1)
+    agent, now, here = process.agent, process.now, Source(interface="eth0", address="10.0.0.9")
+    agent.handle(Heard(offer("A"), here), now)
+    agent.give_up(process.facts(), now + 0.1)  # while the claim is still being probed
+    agent.gather(now + 20.0)
+    agent.handle(Heard(offer("A"), here), now + 20.1)
+    assert isinstance(agent.part, Elector)
+    assert agent.part.joiner.expects_host(now + 20.2)
+
+
 def test_failed_agent_rests_until_it_is_asked_again() -> None:
     gathering = AgentGathering(5, (2, 2), timeout=5.0)
     process = gathering.start("m0")
