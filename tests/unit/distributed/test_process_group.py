@@ -27,7 +27,7 @@ from mingle.distributed import gloo, process_group, rendezvous
 from mingle.distributed.process_group import GroupArguments
 from mingle.distributed.session import LoneSession, Session
 from mingle.distributed.url_scheme import formed_handler, install, parse_url, rendezvous_handler
-from mingle.engine import driver, progress, store
+from mingle.engine import progress, store, udp_endpoint
 from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
 from tests.support.bystanders import free_udp_port
 from tests.support.children import in_child
@@ -51,7 +51,7 @@ def no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a socket was opened")
 
-    monkeypatch.setattr(driver, "Transport", forbidden)
+    monkeypatch.setattr(udp_endpoint, "Transport", forbidden)
     monkeypatch.setattr(store, "open_server", forbidden)
 
 

@@ -33,7 +33,7 @@ from mingle.distributed import gloo, rendezvous
 from mingle.distributed.environment import process_environment
 from mingle.distributed.session import LoneSession, Session
 from mingle.distributed.url_scheme import rendezvous_handler
-from mingle.engine import discovery, driver, progress, store
+from mingle.engine import discovery, driver, progress, store, udp_endpoint
 from mingle.engine.discovery import Discovery, process_identity
 from mingle.errors import (
     ConfigurationError,
@@ -72,7 +72,7 @@ def no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a socket of the discovery was opened")
 
-    monkeypatch.setattr(driver, "Transport", forbidden)
+    monkeypatch.setattr(udp_endpoint, "Transport", forbidden)
     monkeypatch.setattr(driver, "Connections", forbidden)
 
 
