@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -63,6 +64,8 @@ _SECTIONS = {
 """The section of each variable; the others belong to the network."""
 _SECRET = "MINGLE_SECRET"  # noqa: S105 - the variable's name
 _HIDDEN = "(set, not shown)"
+_PASSWORD = re.compile(r"(?<=[^/:,\s]:)(?!//)[^@,\s]*(?=@)")
+"""A password in a URL. No peer may have one, and an error says so without showing it."""
 _PLACE = ("MINGLE_RANK", "MINGLE_WORLD_SIZE", "RANK", "WORLD_SIZE")
 
 
@@ -140,7 +143,7 @@ def env(shared: Shared) -> None:
     environ = os.environ
     meanings = {**settings.VARIABLES, **_STANDARD}
     variables = [
-        {"name": name, "value": _HIDDEN if name == _SECRET else environ[name], "meaning": meaning}
+        {"name": name, "value": _shown(name, environ[name]), "meaning": meaning}
         for name, meaning in meanings.items()
         if name in environ
     ]
@@ -195,6 +198,11 @@ def env_table(
         wide=wide,
         groups=[len(part) for part in shown],
     )
+
+
+def _shown(name: str, value: str) -> str:
+    """Return a variable's value without what must stay secret."""
+    return _HIDDEN if name == _SECRET else _PASSWORD.sub("***", value)
 
 
 def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any], list[MingleError]]:

@@ -199,6 +199,14 @@ def test_a_secret_is_never_shown() -> None:
         assert "hunter2" not in result.output
 
 
+@pytest.mark.parametrize("password", ["hunter2", "hunter2?", "hunter2:x"])
+def test_a_password_in_a_url_is_never_shown(password: str) -> None:
+    for flags in ((), ("--json",)):
+        result = command("env", *flags, MINGLE_PEERS=f"10.0.0.1 sftp://ann:{password}@store/x")
+        assert "ann:***@store/x" in result.output
+        assert "hunter2" not in result.output + result.stderr
+
+
 def test_a_mistyped_variable_is_pointed_out() -> None:
     result = command("env", MINGLE_JOBID="x")
     assert result.exit_code == 0, "a warning is healthy"
