@@ -53,7 +53,7 @@ class Proving:
         path: frames.Path | None,
         *,
         targets: Sequence[Target],
-        suspects: Sequence[Target],
+        suspects: tuple[Target, ...],
         seconds: float,
         ask: Callable[[bytes, float], None],
         now: float,
@@ -74,7 +74,7 @@ class Proving:
         inspect = None
         if path is not None and suspects:
             number = self._context.new_id()
-            inspect = Inspect(number, path.interface, path.local_address, self._port(), tuple(suspects))
+            inspect = Inspect(number, path.interface, path.local_address, self._port(), suspects)
         self._epoch = epoch
         self._prover = Prover(
             self._identity.call(session, "mesh"),

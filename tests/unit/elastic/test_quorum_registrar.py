@@ -102,12 +102,17 @@ class Registry:
     def open_store(self) -> None:
         self.registrar.store_opened(self.registrar.state.epoch, 5000, "token", self.now)
 
-    def go(self, *letters: str) -> dict[str, int]:
-        """Let these join and bring the session to GO."""
+    def seal(self, *letters: str) -> dict[str, int]:
+        """Let these join and confirm, and open the store."""
         conns = {letter: self.join(letter) for letter in letters}
         for letter, conn in conns.items():
             self.confirm(conn, letter)
         self.open_store()
+        return conns
+
+    def go(self, *letters: str) -> dict[str, int]:
+        """Let these join and bring the session to GO."""
+        conns = self.seal(*letters)
         for conn in conns.values():
             self.acknowledge(conn)
         assert type(self.registrar.state) is Committed
@@ -244,10 +249,7 @@ def test_the_number_of_a_session_sorts_by_time(clocks: tuple[int, int], known: t
 
 def test_go_takes_a_valid_lease_of_the_whole_quorum() -> None:
     registry = Registry(3, 3)
-    conns = {letter: registry.join(letter) for letter in "BC"}
-    for letter, conn in conns.items():
-        registry.confirm(conn, letter)
-    registry.open_store()
+    conns = registry.seal("B", "C")
     registry.acknowledge(conns["B"])
     registry.now = LEASE_SECONDS  # the process was stopped: its timer comes late
     registry.said()
@@ -258,10 +260,7 @@ def test_go_takes_a_valid_lease_of_the_whole_quorum() -> None:
 
 def test_a_host_that_turns_out_to_be_surplus_does_not_count_for_go() -> None:
     registry = Registry(2, 4)
-    conns = {letter: registry.join(letter) for letter in "BC"}
-    for letter, conn in conns.items():
-        registry.confirm(conn, letter)
-    registry.open_store()
+    conns = registry.seal("B", "C")
     registry.acknowledge(conns["B"])
     registry.memory.surplus = True  # a session of four has said so meanwhile
     registry.said()

@@ -381,7 +381,6 @@ def test_connections_of_a_members_process_group_outlive_the_serving_thread(ranks
 
 
 def test_connection_to_another_store_serves_no_process_group() -> None:
-    """That to a store ahead can be made a moment after the proof of the one that the job has taken."""
     other = store.open_server("127.0.0.1", None, b"S" * 16)
     with formed(2, enters=True) as ranks:
         ranks[1].discovery.stores.client = store.connect(other.address, other.port)
