@@ -42,7 +42,9 @@ class Snapshot:
     @classmethod
     def take(cls) -> Snapshot:
         """Look at this process."""
-        return cls(frozenset(threading.enumerate()), _sockets(), frozenset(_children()), dict(os.environ))
+        # CPython lists a thread for ever whose start an exception has ended before the system was asked for it.
+        threads = frozenset(each for each in threading.enumerate() if each.ident is not None)
+        return cls(threads, _sockets(), frozenset(_children()), dict(os.environ))
 
     def leaks(self) -> list[str]:
         """Describe what this process holds now and did not hold then, or holds changed."""
