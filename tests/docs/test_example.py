@@ -146,6 +146,7 @@ def test_same_file_runs_under_torchrun() -> None:
     assert "parameters identical on 2 ranks" in output
 
 
+@pytest.mark.slow
 def test_a_failed_save_leaves_the_old_snapshot(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,6 @@ import argparse
 import random
 import time
 import traceback
-from typing import TypeAlias
 
 from mingle.protocol.machine import Mesh
 from tests.lan.agent_schedules import AgentSchedule
@@ -41,6 +40,7 @@ from tests.lan.meshes import AgentMeshSchedule, MeshElectionSchedule, MeshSchedu
 from tests.lan.round_schedules import RoundSchedule
 from tests.lan.scale import late_host
 from tests.lan.schedules import Schedule
+from tests.lan.seeds import AnySchedule, failures
 
 
 def start(ranks: int, loss: float, seed: int, spread: float, mesh: Mesh) -> None:
@@ -117,18 +117,6 @@ def elect(ranks: int, loss: float, seed: int, spread: float, order: str | None) 
     print(f"  {gathering.world.steps} steps in {time.perf_counter() - began:.1f} s of real time")
 
 
-AnySchedule: TypeAlias = Schedule | AgentSchedule | RoundSchedule
-COMMANDS: dict[type[AnySchedule], str] = {
-    Schedule: "replay",
-    ElectionSchedule: "elect --replay",
-    MeshSchedule: "mesh --replay",
-    MeshElectionSchedule: "mesh --electing --replay",
-    AgentSchedule: "agents --replay",
-    AgentMeshSchedule: "mesh --agents --replay",
-    RoundSchedule: "rounds --replay",
-}
-
-
 def replay(kind: type[AnySchedule], seed: int, of: str | None) -> bool:
     """Run one schedule and print its steps, or all that the processes of a name were told; tell whether it held."""
     schedule = kind(seed, tracing=True)
@@ -149,14 +137,11 @@ def replay(kind: type[AnySchedule], seed: int, of: str | None) -> bool:
 
 def soak(kind: type[AnySchedule], first: int, seeds: int) -> bool:
     """Run many schedules; tell whether all held."""
-    failed = []
-    for seed in range(first, first + seeds):
-        try:
-            kind(seed).run()
-        except Exception as problem:
-            failed.append(seed)
-            print(f"seed {seed}: {type(problem).__name__}: {problem}  (python -m tests.lan {COMMANDS[kind]} {seed})")
-    print(f"{seeds} schedules from seed {first}, {len(failed)} failed")
+    failed = 0
+    for failure in failures(kind, range(first, first + seeds)):
+        failed += 1
+        print(failure)
+    print(f"{seeds} schedules from seed {first}, {failed} failed")
     return not failed
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Protocol
-
 from msgspec import structs
 
 from mingle.protocol.phases import Confirming, Open
@@ -48,21 +44,3 @@ class TrustsMemberIds(Registrar):
         if known is not None:
             applicant = structs.replace(applicant, token=known.token)
         super().join(conn, member, applicant, now)
-
-
-class AnySchedule(Protocol):
-    """What one seed makes happen."""
-
-    def run(self) -> None:
-        """Run it and judge the end."""
-
-
-def search(kind: Callable[[int], AnySchedule], schedules: int, finding: str, *, first: int = 0) -> None:
-    """Run schedules, from the first seed on, until one finds what is looked for, which it raises."""
-    for seed in range(first, first + schedules):
-        try:
-            kind(seed).run()
-        except AssertionError as problem:
-            if re.search(finding, str(problem)):
-                print(f"found by schedule {seed}")
-                raise

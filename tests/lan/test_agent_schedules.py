@@ -16,24 +16,17 @@ from mingle.protocol.effects import Hangup
 from mingle.protocol.events import Event, TimerDue
 from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.agents import AgentProcess
-from tests.lan.planted import search
-from tests.support.levels import chosen, repeated, soaking
+from tests.lan.seeds import failures, search
+from tests.support.levels import batches, chosen, soaking
 
-SEEDS_PER_TEST = 15
 QUICK_SCHEDULES = 230
 """A search through more is left to `make test-all`."""
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(6, soak=667))
-def test_random_schedules(batch: int) -> None:
-    failed = []
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
-        try:
-            AgentSchedule(seed).run()
-        except AssertionError as problem:
-            failed.append(f"python -m tests.lan agents --replay {seed}: {str(problem).splitlines()[0]}")
-    assert not failed, "\n".join(failed)
+@pytest.mark.parametrize("seeds", batches(5, 90, soak=10_000, size=15))
+def test_random_schedules(seeds: range) -> None:
+    assert list(failures(AgentSchedule, seeds)) == []
 
 
 # --- the mistakes of these rules, each planted; chance rarely finds two more, which are in test_agents.py -------------
@@ -184,5 +177,6 @@ def test_a_planted_mistake_is_found(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], finding: str, schedules: int
 ) -> None:
     plant(monkeypatch)
+    first = 0 if soaking() else FIRST.get(plant.__name__, 0)
     with pytest.raises(AssertionError, match=finding):
-        search(AgentSchedule, schedules, finding, first=0 if soaking() else FIRST.get(plant.__name__, 0))
+        search(AgentSchedule, range(first, first + schedules), finding)

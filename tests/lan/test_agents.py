@@ -393,7 +393,9 @@ def test_the_loss_of_another_disturbs_nobody(seed: int, gone: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("barrier", ["drop", "reset", pytest.param("icmp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "barrier", ["drop", *(pytest.param(each, marks=pytest.mark.slow) for each in ("reset", "icmp"))]
+)
 @pytest.mark.parametrize("seed", repeated(5, soak=100))
 @pytest.mark.parametrize(
     ("nodes", "with_host", "goes_on"),

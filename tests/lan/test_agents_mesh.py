@@ -18,10 +18,10 @@ from mingle.protocol.participant import TryingPaths
 from tests.lan.agents import TIMEOUT_SECONDS, AgentGathering, AgentProcess
 from tests.lan.meshes import AgentMeshInvariants, AgentMeshSchedule
 from tests.lan.network import Barrier
-from tests.lan.planted import search
 from tests.lan.process import Process
+from tests.lan.seeds import failures, search
 from tests.lan.strikes import mark
-from tests.support.levels import repeated
+from tests.support.levels import batches, repeated
 
 pytestmark = pytest.mark.soak
 SEEDS = repeated(2, soak=25)
@@ -310,6 +310,7 @@ def test_a_host_that_reaches_nobody_gives_way_to_nodes_that_reach_each_other(
     assert any("this node gets no place" in notice for notice in host.notices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_node_that_stays_left_out_is_no_flood_of_messages(seed: int) -> None:
     gathering = AgentGathering(seed, (2, 6), mesh="on")
@@ -317,25 +318,17 @@ def test_a_node_that_stays_left_out_is_no_flood_of_messages(seed: int) -> None:
     member = agents[1]
     for other in agents[2:]:
         gathering.split([member.machine], [other.machine])
-    gathering.world.run(300.0)
+    gathering.world.run(120.0)
     assert len(in_session(agents)) == 5
     assert max(len(agent.notices) for agent in agents) < 10
 
 
 # --- bad days -------------------------------------------------------------------------------------------------------
 
-SEEDS_PER_TEST = 10
 
-
-@pytest.mark.parametrize("batch", repeated(4, soak=200))
-def test_random_schedules(batch: int) -> None:
-    failed = []
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
-        try:
-            AgentMeshSchedule(seed).run()
-        except AssertionError as problem:
-            failed.append(f"python -m tests.lan mesh --agents --replay {seed}: {str(problem).splitlines()[0]}")
-    assert not failed, "\n".join(failed)
+@pytest.mark.parametrize("seeds", batches(4, 40, soak=2_000, size=12))
+def test_random_schedules(seeds: range) -> None:
+    assert list(failures(AgentMeshSchedule, seeds)) == []
 
 
 def trust_latecomers(patch: pytest.MonkeyPatch) -> None:
@@ -356,7 +349,7 @@ def found_with_a_broken_mesh(patch: pytest.MonkeyPatch) -> None:
     ("plant", "first"),
     [
         pytest.param(trust_latecomers, 60, marks=pytest.mark.slow),
-        (found_with_a_broken_mesh, 0),
+        (found_with_a_broken_mesh, 18),
     ],
 )
 def test_a_planted_mistake_is_found(
@@ -364,4 +357,4 @@ def test_a_planted_mistake_is_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError, match="have not met"):
-        search(AgentMeshSchedule, 60, "have not met", first=first)
+        search(AgentMeshSchedule, range(first, first + 60), "have not met")

@@ -17,23 +17,17 @@ from mingle.wire.datagrams import Offer
 from tests.lan import gathering
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.planted import ReusesVoidedEpochs, SealsWithoutConfirm
-from tests.support.levels import repeated
+from tests.lan.seeds import failures, search
+from tests.support.levels import batches
 
-SEEDS_PER_BATCH = 25
-SEEDS_PER_TEST = 50
+SEARCHED = 50
 """More than twice as many schedules as it takes to find the rarest of the planted bugs (19)."""
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(6, soak=400))
-def test_random_schedules(batch: int) -> None:
-    failed = []
-    for seed in range(batch * SEEDS_PER_BATCH, (batch + 1) * SEEDS_PER_BATCH):
-        try:
-            ElectionSchedule(seed).run()
-        except AssertionError as problem:
-            failed.append(f"python -m tests.lan elect --replay {seed}: {str(problem).splitlines()[0]}")
-    assert not failed, "\n".join(failed)
+@pytest.mark.parametrize("seeds", batches(10, 150, soak=10_000, size=35))
+def test_random_schedules(seeds: range) -> None:
+    assert list(failures(ElectionSchedule, seeds)) == []
 
 
 class ClosesWithoutProof(Elector):
@@ -172,10 +166,5 @@ def test_a_planted_bug_is_found(
     monkeypatch: pytest.MonkeyPatch, module: object, name: str, bug: object, finding: str
 ) -> None:
     monkeypatch.setattr(module, name, bug)
-
-    def search() -> None:
-        for seed in range(FIRST.get(bug, 0), SEEDS_PER_TEST):
-            ElectionSchedule(seed).run()
-
     with pytest.raises(AssertionError, match=finding):
-        search()
+        search(ElectionSchedule, range(FIRST.get(bug, 0), SEARCHED), finding)

@@ -19,10 +19,11 @@ from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.meshes import MeshElectionSchedule, MeshInvariants, MeshSchedule
 from tests.lan.network import Barrier
 from tests.lan.process import Mute
-from tests.support.levels import repeated
+from tests.lan.seeds import failures, search
+from tests.support.levels import batches
 
 RAISED_SECONDS = 12.0
-SEEDS_PER_TEST = 40
+SEARCHED = 40
 
 
 class Meshed(Gathering):
@@ -278,15 +279,9 @@ def test_planted_mistake_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", [MeshSchedule, MeshElectionSchedule])
-@pytest.mark.parametrize("batch", repeated(4, soak=63))
-def test_random_schedules(kind: type[MeshSchedule | MeshElectionSchedule], batch: int) -> None:
-    failed = []
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
-        try:
-            kind(seed).run()
-        except AssertionError as problem:
-            failed.append(f"{kind.__name__}({seed}): {str(problem).splitlines()[0]}")
-    assert not failed, "\n".join(failed)
+@pytest.mark.parametrize("seeds", batches(10, 160, soak=2_500, size=30))
+def test_random_schedules(kind: type[MeshSchedule | MeshElectionSchedule], seeds: range) -> None:
+    assert list(failures(kind, seeds)) == []
 
 
 @pytest.mark.parametrize("seed", [100448, 101014])
@@ -302,10 +297,6 @@ def test_planted_mistake_is_found_by_random_schedules(monkeypatch: pytest.Monkey
     def fill(prover: Prover, _now: float) -> None:
         prover._waiting.clear()
 
-    def search() -> None:
-        for seed in range(SEEDS_PER_TEST):
-            MeshSchedule(seed).run()
-
     monkeypatch.setattr(Prover, "_fill", fill)
     with pytest.raises(AssertionError, match="have not met in both directions"):
-        search()
+        search(MeshSchedule, range(SEARCHED), "have not met in both directions")

@@ -10,24 +10,17 @@ from mingle.elastic import host, leases, member, quorum
 from mingle.elastic.leases import Hold
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Quorum
-from tests.lan.planted import search
 from tests.lan.round_schedules import RoundSchedule
-from tests.support.levels import repeated
+from tests.lan.seeds import failures, search
+from tests.support.levels import batches
 
-SEEDS_PER_TEST = 15
 QUICK_SCHEDULES = 100
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(4, soak=334))
-def test_random_schedules(batch: int) -> None:
-    failed = []
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
-        try:
-            RoundSchedule(seed).run()
-        except AssertionError as problem:
-            failed.append(f"python -m tests.lan rounds --replay {seed}: {str(problem).splitlines()[0]}")
-    assert not failed, "\n".join(failed)
+@pytest.mark.parametrize("seeds", batches(5, 60, soak=5010, size=15))
+def test_random_schedules(seeds: range) -> None:
+    assert list(failures(RoundSchedule, seeds)) == []
 
 
 # --- each rule left out ----------------------------------------------------------------------------------------------
@@ -84,5 +77,6 @@ def test_a_planted_mistake_is_found(
 ) -> None:
     plant(monkeypatch)
     finding = "gets a round although a later session has had one"
+    first = FIRST.get(plant.__name__, 0)
     with pytest.raises(AssertionError, match=finding):
-        search(RoundSchedule, schedules, finding, first=FIRST.get(plant.__name__, 0))
+        search(RoundSchedule, range(first, first + schedules), finding)

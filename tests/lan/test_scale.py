@@ -8,8 +8,8 @@ from tests.lan.gathering import Gathering
 from tests.lan.scale import late_host
 from tests.support.levels import soaking
 
-RANKS = 10_000 if soaking() else 150
-RANKS_WITH_SEATS = 150
+RANKS = 10_000 if soaking() else 100
+RANKS_WITH_SEATS = 100
 
 
 @pytest.mark.soak

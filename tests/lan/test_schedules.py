@@ -10,22 +10,17 @@ from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.planted import ReusesVoidedEpochs, SealsWithoutConfirm
 from tests.lan.schedules import Schedule
-from tests.support.levels import repeated
+from tests.lan.seeds import failures, search
+from tests.support.levels import batches
 
-SEEDS_PER_TEST = 66
+SEARCHED = 66
 """More than six times as many schedules as it takes to find the rarest of the planted bugs (10)."""
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(6, soak=300))
-def test_random_schedules(batch: int) -> None:
-    failed = []
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
-        try:
-            Schedule(seed).run()
-        except AssertionError as problem:
-            failed.append(f"python -m tests.lan replay {seed}: {str(problem).splitlines()[0]}")
-    assert not failed, "\n".join(failed)
+@pytest.mark.parametrize("seeds", batches(25, 400, soak=20_000, size=75))
+def test_random_schedules(seeds: range) -> None:
+    assert list(failures(Schedule, seeds)) == []
 
 
 @pytest.mark.parametrize("kind", [Schedule, ElectionSchedule, AgentSchedule])
@@ -62,10 +57,5 @@ def test_a_planted_bug_is_found(
     monkeypatch: pytest.MonkeyPatch, module: object, name: str, bug: object, finding: str
 ) -> None:
     monkeypatch.setattr(module, name, bug)
-
-    def search() -> None:
-        for seed in range(SEEDS_PER_TEST):
-            Schedule(seed).run()
-
     with pytest.raises(AssertionError, match=finding):
-        search()
+        search(Schedule, range(SEARCHED), finding)

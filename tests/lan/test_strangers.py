@@ -21,9 +21,7 @@ from tests.lan.network import Packet
 from tests.lan.planted import TrustsMemberIds
 from tests.lan.process import Process
 from tests.lan.strangers import Babbler, Caller, Impostor
-from tests.support.levels import repeated
-
-SEEDS_PER_TEST = 8
+from tests.support.levels import batches, repeated
 
 
 def _has_begun(process: Process) -> bool:
@@ -39,9 +37,9 @@ def everybody(gathering: Gathering, *, given: bool) -> list[Process]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(4, soak=125))
-def test_callers_that_say_anything(batch: int) -> None:
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+@pytest.mark.parametrize("seeds", batches(4, 32, soak=1_000, size=10))
+def test_callers_that_say_anything(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, timeout=15, checked=False)
         ranks = everybody(gathering, given=True)
         host = ranks[0]
@@ -59,9 +57,9 @@ def test_callers_that_say_anything(batch: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(4, soak=125))
-def test_callers_of_elected_hosts_that_say_anything(batch: int) -> None:
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+@pytest.mark.parametrize("seeds", batches(4, 32, soak=1_000, size=10))
+def test_callers_of_elected_hosts_that_say_anything(seeds: range) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, timeout=15, checked=False)
         electors = everybody(gathering, given=False)
         machine = gathering.machine("m9")
@@ -79,9 +77,9 @@ def test_callers_of_elected_hosts_that_say_anything(batch: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
-@pytest.mark.parametrize("batch", repeated(4, soak=125))
-def test_hosts_that_say_anything(batch: int, given: bool) -> None:
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+@pytest.mark.parametrize("seeds", batches(4, 32, soak=1_000, size=10))
+def test_hosts_that_say_anything(seeds: range, given: bool) -> None:
+    for seed in seeds:
         gathering = Gathering(seed, timeout=15, checked=False)
         everybody(gathering, given=given)
         machine = gathering.machine("m9")
@@ -106,9 +104,9 @@ def test_hosts_that_say_anything(batch: int, given: bool) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(3, soak=125))
-def test_hosts_that_say_anything_to_agents(batch: int) -> None:
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+@pytest.mark.parametrize("seeds", batches(4, 24, soak=1_000, size=10))
+def test_hosts_that_say_anything_to_agents(seeds: range) -> None:
+    for seed in seeds:
         gathering = AgentGathering(seed, (2, 4), timeout=15.0)
         world, (nic,) = gathering.world, gathering.network.machine("m9").nics
         world.watchers.clear()  # what strangers say is no promise of ours
@@ -176,9 +174,9 @@ def a_job_with_impostors(seed: int, *, given: bool) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
-@pytest.mark.parametrize("batch", repeated(3, soak=125))
-def test_an_overheard_member_id_takes_no_seat(batch: int, given: bool) -> None:
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+@pytest.mark.parametrize("seeds", batches(4, 24, soak=1_000, size=10))
+def test_an_overheard_member_id_takes_no_seat(seeds: range, given: bool) -> None:
+    for seed in seeds:
         a_job_with_impostors(seed, given=given)
 
 
@@ -200,9 +198,9 @@ def agents_with_impostors(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(3, soak=125))
-def test_an_overheard_member_id_takes_no_seat_of_an_agent(batch: int) -> None:
-    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+@pytest.mark.parametrize("seeds", batches(4, 24, soak=1_000, size=10))
+def test_an_overheard_member_id_takes_no_seat_of_an_agent(seeds: range) -> None:
+    for seed in seeds:
         agents_with_impostors(seed)
 
 
@@ -217,7 +215,7 @@ def test_planted_seat_for_a_caller_that_knows_the_id_is_found(
     monkeypatch.setattr(host_module, "Registrar", TrustsMemberIds)
 
     def search() -> None:
-        for seed in range(SEEDS_PER_TEST):
+        for seed in range(8):
             schedule(seed)
 
     with pytest.raises(AssertionError):
@@ -258,7 +256,9 @@ def expect_soon_formed(gathering: Gathering, *, given: bool) -> None:
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
-@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+@pytest.mark.parametrize(
+    "silent", [pytest.param(False, id="refused", marks=pytest.mark.slow), pytest.param(True, id="silent")]
+)
 @pytest.mark.parametrize("state", ["open", "sealed"])
 @pytest.mark.parametrize("seed", repeated(2, soak=2))
 def test_sessions_that_somebody_invents_hold_nobody_up_for_long(
@@ -274,8 +274,10 @@ def test_sessions_that_somebody_invents_hold_nobody_up_for_long(
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
-@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
-@pytest.mark.parametrize("apart", [0.02, 0.4, 1.5, 3.0])
+@pytest.mark.parametrize(
+    "silent", [pytest.param(False, id="refused", marks=pytest.mark.slow), pytest.param(True, id="silent")]
+)
+@pytest.mark.parametrize("apart", [0.02, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.4, 1.5)), 3.0])
 def test_a_session_that_is_said_to_be_now_open_and_now_sealed_holds_nobody_up_for_long(
     apart: float, silent: bool, given: bool
 ) -> None:
@@ -344,7 +346,9 @@ def test_a_job_that_runs_is_not_forgotten_for_an_offer_of_before() -> None:
         assert all(isinstance(failure_of(each), ConflictError) for each in second[1:])
 
 
-@pytest.mark.parametrize("aimed", [True, False], ids=["at the host", "at nobody"])
+@pytest.mark.parametrize(
+    "aimed", [pytest.param(True, id="at the host", marks=pytest.mark.slow), pytest.param(False, id="at nobody")]
+)
 def test_many_senders_that_spend_every_dial_budget_do_not_hide_the_host(aimed: bool) -> None:
     """Their sessions wait for budgets that the host, which names its own address, does not need."""
     gathering = Gathering(1, timeout=60)

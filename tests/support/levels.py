@@ -14,6 +14,7 @@ to be marked.
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import TypeVar
 
 import pytest
@@ -32,6 +33,25 @@ def repeated(times: int, *, soak: int) -> list[ParameterSet]:
     return [
         pytest.param(seed, marks=[pytest.mark.slow] if seed and not soaking() else [])
         for seed in range(soak if soaking() else times)
+    ]
+
+
+def batches(quick: int, whole: int, *, soak: int, size: int) -> list[ParameterSet]:
+    """Return the seeds of a test that goes through many of them: ``quick`` on every level, ``whole`` on level all.
+
+    Args:
+        quick: the number of seeds in ``make test``.
+        whole: that in ``make test-all``.
+        soak: that in ``make soak``.
+        size: of a batch; each is a test, and the first has the quick ones.
+    """
+    count = soak if soaking() else whole
+    edges = [0, *range(quick, count, size), count]
+    return [
+        pytest.param(
+            range(first, end), id=f"{first}-{end - 1}", marks=[pytest.mark.slow] if first and not soaking() else []
+        )
+        for first, end in pairwise(edges)
     ]
 
 

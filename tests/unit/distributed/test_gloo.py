@@ -198,6 +198,7 @@ for _ in range(200):
 """
 
 
+@pytest.mark.slow
 def test_tensors_that_gloo_holds_at_the_end_do_not_abort_the_process() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

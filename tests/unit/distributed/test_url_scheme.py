@@ -184,6 +184,7 @@ def test_broken_mingle_breaks_the_call_and_not_the_import_of_torch(small_torch: 
     assert seen == "a_dependency_that_is_gone"
 
 
+@pytest.mark.slow
 def test_import_of_mingle_registers_with_torch_where_autoload_is_off() -> None:
     seen = run("import mingle, torch" + REAL_LOOK, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert seen["handlers"].items() >= REGISTERED.items()

@@ -37,6 +37,7 @@ def test_the_door_needs_no_torch() -> None:
     assert "torch" not in loaded
 
 
+@pytest.mark.slow
 def test_the_backend_is_registered_although_it_is_imported_before_torch() -> None:
     """Every other test imports torch first."""
     found = run_python(

@@ -97,6 +97,7 @@ def test_no_thread_of_a_loop_imports_anything() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_module_can_make_a_job_while_it_is_imported(tmp_path: Path) -> None:
     job, port = job_name("imported"), free_udp_port()
     code = CALLS_WHILE_IMPORTED.format(job=job, rank=1, port=port)

@@ -602,6 +602,7 @@ def test_an_observer_reports_a_folder_that_fails() -> None:
 # --- the requests of a bucket ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_requests_of_128_waiting_processes_to_a_bucket() -> None:
     """The figures of docs/networks.md: requests of a waiting process in its first minute, and in later ones."""
     shared = Shared()

@@ -327,18 +327,23 @@ def a_broadcast_is_told_from_a_unicast() -> None:
     [
         a_broadcast_is_told_from_a_unicast,
         both_families_reach_the_other_host,
-        the_families_take_turns,
-        unicast_over_ipv6,
         several_interfaces_stay_apart,
         one_family_only,
         an_older_kernel_gives_multicasts_to_plain_sockets_too,
         interfaces_come_and_go,
-        an_address_under_duplicate_check_is_retried,
-        a_refused_send_is_not_final,
-        memberships_are_reported_again,
-        ipv6_on_loopback_alone,
-        a_fixed_port_where_an_interface_has_only_a_link_local_address,
-        an_ipv6_port_that_is_not_shared,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                the_families_take_turns,
+                unicast_over_ipv6,
+                an_address_under_duplicate_check_is_retried,
+                a_refused_send_is_not_final,
+                memberships_are_reported_again,
+                ipv6_on_loopback_alone,
+                a_fixed_port_where_an_interface_has_only_a_link_local_address,
+                an_ipv6_port_that_is_not_shared,
+            )
+        ),
     ],
 )
 def test_between_hosts(scenario: Callable[[], None]) -> None:
