@@ -4,8 +4,8 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 
 PYTHON ?= python3
-# Twice the cores: the tests of sockets and hosts wait more than they compute, and with three times as many nothing is gained.
-JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+# The tests of sockets and hosts wait more than they compute, and each worker has to collect all of them first.
+JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN) + 1)))
 VENV := .venv
 BIN := $(VENV)/bin
 EXAMPLES_READY := $(VENV)/.examples-ready

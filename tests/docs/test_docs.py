@@ -195,6 +195,7 @@ MESSAGES: dict[str, tuple[str, list[Rank]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_messages_are_those_that_ranks_see() -> None:
     quoted = {block.name for path in PAGES for block in blocks(path) if block.language == "text" and block.name}
     assert quoted == set(MESSAGES)

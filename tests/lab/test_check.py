@@ -147,7 +147,6 @@ def test_a_rank_without_descriptors_is_named(lab: Lab, tmp_path: Path, victim: i
     assert [verdicts(report) for report in reports] == [[("rank-descriptors", (f"node{victim}",))]] * 3
 
 
-@pytest.mark.quick
 @soak
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))

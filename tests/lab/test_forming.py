@@ -39,7 +39,7 @@ def random_start(seed: int, world_size: int) -> tuple[list[int], list[float]]:
 @pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
-@pytest.mark.parametrize(("machines", "per_machine"), [(4, 1), (2, 4)])
+@pytest.mark.parametrize(("machines", "per_machine"), [(4, 1), pytest.param(2, 4, marks=pytest.mark.slow)])
 def test_any_order_of_starts(lab: Lab, machines: int, per_machine: int, seed: int) -> None:
     network = lab.network()
     hosts = [host for _ in range(machines) for host in [lab.host(network)] * per_machine]

@@ -59,7 +59,7 @@ def three_networks(lab: Lab, docker: bool = True) -> tuple[Network, Network, lis
 @pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("ranks_are", ["given", "assigned"])
+@pytest.mark.parametrize("ranks_are", [pytest.param("given", marks=pytest.mark.slow), "assigned"])
 def test_a_network_that_all_share_is_chosen_among_many(lab: Lab, ranks_are: str, seed: int) -> None:
     management, _, hosts = three_networks(lab)
     if ranks_are == "given":

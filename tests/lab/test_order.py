@@ -62,7 +62,7 @@ def expect_in_order(ranks: Sequence[Rank[dict[str, Any]]], hosts: Sequence[Host]
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("first_last", "loss"),
-    [(False, 0), (True, 30), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 30), (True, 0)))],
+    [*(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 0), (False, 30), (True, 0))), (True, 30)],
 )
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_init_in_any_order_of_starts(lab: Lab, seed: int, first_last: bool, loss: int) -> None:

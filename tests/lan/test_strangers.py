@@ -346,9 +346,8 @@ def test_a_job_that_runs_is_not_forgotten_for_an_offer_of_before() -> None:
         assert all(isinstance(failure_of(each), ConflictError) for each in second[1:])
 
 
-@pytest.mark.parametrize(
-    "aimed", [pytest.param(True, id="at the host", marks=pytest.mark.slow), pytest.param(False, id="at nobody")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("aimed", [True, False], ids=["at the host", "at nobody"])
 def test_many_senders_that_spend_every_dial_budget_do_not_hide_the_host(aimed: bool) -> None:
     """Their sessions wait for budgets that the host, which names its own address, does not need."""
     gathering = Gathering(1, timeout=60)

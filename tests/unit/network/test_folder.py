@@ -425,7 +425,11 @@ def test_others_litter_that_cannot_be_deleted_is_no_failure() -> None:
 # --- strangers and crowds --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 1200, offer_of(member_id(99))])
+@pytest.mark.parametrize(
+    "content",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in (b"", b"\0" * 1200)), offer_of(member_id(99))],
+    ids=["empty", "zeros", "an offer"],
+)
 @pytest.mark.parametrize("bucket", [False, True])
 def test_two_thousand_objects_of_a_stranger_delay_a_host_by_one_renewal(content: bytes, bucket: bool) -> None:
     shared = Shared()

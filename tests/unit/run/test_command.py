@@ -204,7 +204,7 @@ def test_every_machine_is_told_the_addresses_and_ports_of_all(nodes: Nodes, tmp_
         }
 
 
-@pytest.mark.parametrize("end", ["fails", "SIGTERM", "SIGTERM before the start"])
+@pytest.mark.parametrize("end", ["fails", "SIGTERM", pytest.param("SIGTERM before the start", marks=pytest.mark.slow)])
 def test_the_host_file_is_gone_at_the_end(nodes: Nodes, tmp_path: Path, end: str) -> None:
     def files() -> list[Path]:
         return list(tmp_path.glob("mingle-run-*"))

@@ -58,6 +58,7 @@ def test_machines_are_assigned_node_ranks_and_told_one_address(nodes: Nodes) -> 
     assert said == [[str(rank), "3", place, "lo", "=lo", str(rank), "3", place, "127.0.0.1", "lo"] for rank in range(3)]
 
 
+@pytest.mark.slow
 def test_machines_that_wait_for_others_need_no_torch(nodes: Nodes) -> None:
     """A rank connects to rank 0's store while it waits. A machine must not: that takes torch."""
     modules = nodes.folder / "modules"
@@ -91,6 +92,7 @@ def test_failure_of_node_0_names_it_and_its_status(nodes: Nodes) -> None:
     assert f"node 0 on host {socket.gethostname()}: its command ended with status 4" in done[2][2]
 
 
+@pytest.mark.slow
 def test_with_keep_going_a_failure_ends_no_other_program(nodes: Nodes) -> None:
     # Node 0 fails first, and goes on keeping the others together.
     nodes.start(
@@ -113,7 +115,7 @@ def test_with_keep_going_a_lost_machine_is_told_and_ends_nothing(nodes: Nodes) -
     assert [status for status, _, _ in done] == [-signal.SIGKILL, 0, 0]
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_mingle_run_that_is_killed_ends_its_program_and_the_others(nodes: Nodes, victim: int) -> None:
     nodes.start("--", "sh", "-c", SAY + "exec sleep 100")
     pids = nodes.started()
@@ -130,7 +132,7 @@ def test_a_mingle_run_that_is_killed_ends_its_program_and_the_others(nodes: Node
 
 
 @pytest.mark.parametrize(
-    "number", ["SIGINT", "SIGTERM", *(pytest.param(each, marks=pytest.mark.slow) for each in ("SIGHUP", "SIGQUIT"))]
+    "number", ["SIGINT", *(pytest.param(each, marks=pytest.mark.slow) for each in ("SIGTERM", "SIGHUP", "SIGQUIT"))]
 )
 def test_a_signal_goes_to_the_program_and_its_end_ends_the_others(nodes: Nodes, number: str) -> None:
     trap = f"trap 'echo caught; exit 0' {number[3:]}; {SAY} while :; do sleep 0.05; done"
@@ -145,7 +147,7 @@ def test_a_signal_goes_to_the_program_and_its_end_ends_the_others(nodes: Nodes, 
     assert f"its command ended with status 0 after {number}" in done[2][2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_ends_the_wait_for_the_others(nodes: Nodes, number: int) -> None:
     nodes.start("-vv", "--", "true", given=[0, 1])
     for process in nodes.processes:
