@@ -2,7 +2,7 @@
 
 | level | command | runs |
 |---|---|---|
-| quick | ``make test`` | each test that is not marked ``slow``, on its first seed |
+| quick | ``make test`` | each test that is not marked ``slow``, on its first seeds |
 | all | ``make test-all`` | each test, on as many seeds as `repeated` says |
 | soak | ``make soak`` | the tests marked ``soak``, as often as the promises count |
 
