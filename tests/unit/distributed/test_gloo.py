@@ -119,13 +119,16 @@ def test_group_arguments_of_a_newer_torch_are_kept(
     try:
         group.__init__("store", 0, 1, timeout=timedelta(seconds=79), global_ranks_in_group=[0])
         group.__init__("store", 0, 1, timeout=timedelta(seconds=79), of_tomorrow=True)
+        assert "of_tomorrow" in caplog.text
+        group.__init__("store", 0, 1, timedelta(seconds=79), "of tomorrow")
+        assert "a positional one" in caplog.text
     finally:
         undo()
-    (_, _, _, options, named), as_given = made
+    (_, _, _, options, named), as_given, by_position = made
     assert (options._timeout, options.global_ranks_in_group, len(options._devices)) == (timedelta(seconds=79), [0], 1)
     assert named == {}
     assert as_given == ("store", 0, 1, {"timeout": timedelta(seconds=79), "of_tomorrow": True})
-    assert "of_tomorrow" in caplog.text
+    assert by_position == ("store", 0, 1, timedelta(seconds=79), "of tomorrow", {})
     assert "update mingle" in caplog.text
 
 
@@ -138,6 +141,15 @@ def test_bind_can_be_undone(wrong_interface: None) -> None:
     assert dist.ProcessGroupGloo.__init__ is before
     with pytest.raises(RuntimeError, match="ifa"):
         alone()
+
+
+def test_the_end_of_a_binding_leaves_what_another_library_has_put_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = object()
+    monkeypatch.setattr(dist.ProcessGroupGloo, "__init__", dist.ProcessGroupGloo.__init__)  # restored at the end
+    undo = gloo.bind("127.0.0.1")
+    dist.ProcessGroupGloo.__init__ = theirs
+    undo()
+    assert dist.ProcessGroupGloo.__init__ is theirs
 
 
 def test_a_torch_without_gloo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,6 +290,16 @@ def test_the_block_ends_the_process_group_and_restores_the_environment() -> None
         _ = job.members
 
 
+def test_the_group_is_ended_when_no_other_rank_needs_this_one(
+    monkeypatch: pytest.MonkeyPatch, foreign_group: Any
+) -> None:
+    calls: list[str] = []
+    destroy = dist.destroy_process_group
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: (calls.append("destroy"), destroy()))
+    process_group.own("job", lambda: calls.append("await the members"))(False)
+    assert calls == ["await the members", "destroy"]
+
+
 def test_the_group_is_ended_when_gloos_threads_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch before 2.8 the process hangs for ever if one of them wants the interpreter's lock just then."""
     calls: list[str] = []
@@ -825,6 +835,14 @@ def test_only_torchs_count_of_this_very_call_is_taken_back(monkeypatch: pytest.M
     with pytest.raises(ConfigurationError, match="refused"):
         dist.init_process_group("gloo", init_method="mingle://counted", rank=0, world_size=1)
     assert world.group_count == 2
+
+
+@pytest.mark.usefixtures("foreign_group")
+def test_no_count_is_taken_back_while_a_group_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call has failed because another thread, or a handler of a signal, has made one meanwhile."""
+    monkeypatch.setattr(dist.distributed_c10d._world, "group_count", 5)
+    process_group.take_back_count("4")
+    assert count_of_groups() == 5
 
 
 @pytest.fixture

@@ -727,7 +727,7 @@ def test_a_forked_child_leaves_its_parents_job_alone() -> None:
 
 
 @pytest.mark.usefixtures("no_packet")
-@pytest.mark.parametrize("node_rank", [None, "", "1"])
+@pytest.mark.parametrize("node_rank", [None, "", "1", "3"])
 def test_under_torchrun_nothing_is_discovered(monkeypatch: pytest.MonkeyPatch, node_rank: str | None) -> None:
     for name, value in {**TORCHRUN, **({} if node_rank is None else {"NODE_RANK": node_rank})}.items():
         monkeypatch.setenv(name, value)
@@ -737,7 +737,7 @@ def test_under_torchrun_nothing_is_discovered(monkeypatch: pytest.MonkeyPatch, n
             assert (job.job_id, job.rank, job.world_size, job.local_rank, job.num_nodes) == ("run-7", 5, 8, 1, 2)
             assert (job.master_addr, job.master_port, job.interface, job.address) == ("10.0.0.1", 29500, "", "")
             assert job.members == ()
-            assert os.environ["NODE_RANK"] == "1"
+            assert os.environ["NODE_RANK"] == (node_rank or "1")
             assert {name: os.environ[name] for name in TORCHRUN} == TORCHRUN
         assert dict(os.environ) == before
 
