@@ -21,7 +21,7 @@ from .engine import Engine
 from .errors import EngineError
 
 ROOT = Path(__file__).parents[2]
-UP_SECONDS = 120.0
+UP_SECONDS = 240.0
 FORM_SECONDS = 120.0
 """For the import of torch in every container at once, on a loaded machine."""
 
@@ -66,7 +66,7 @@ class Container:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=30,
+            timeout=60,
             check=True,
         )
         return done.stdout

@@ -10,7 +10,7 @@ from .project import Container, MakeProject, Project
 from .training import BRIEFLY, FOREVER, epochs
 
 LOOKS = 20  # of mingle-discover, 2 s each
-PATIENCE_SECONDS = 4  # of one process too many
+PATIENCE_SECONDS = 12  # of one process too many
 UNPLUGGED_SECONDS = 3  # longer than mingle takes to see it
 
 

@@ -11,7 +11,8 @@ import click
 import pytest
 
 from mingle.cli import COMMANDS, main
-from tests.support.bystanders import ROOT, command_environment, free_udp_port, gathering
+from tests.support.bystanders import ROOT, command_environment, gathering
+from tests.support.ports import free_udp_port
 
 TEXT = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```console\n\$ (.*)\n((?:.*\n)*?)```", TEXT)
@@ -40,17 +41,20 @@ def test_the_examples_print_what_they_say(environment: dict[str, str]) -> None:
     port = int(environment["MINGLE_PORT"])
     with gathering("resnet", port, range(4), world_size=4), gathering("bert", port, range(2), world_size=4):
         for line, expected in EXAMPLES:
-            printed = subprocess.run(
-                ["bash", "-c", line],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=60,
-                check=False,
-            ).stdout
             expected = expected.replace("10.0.0.5", "127.0.0.1")  # the page's rank 0 is on another machine
+            for _ in range(3):  # a busy machine loses probes
+                printed = subprocess.run(
+                    ["bash", "-c", line],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                ).stdout
+                if matches(expected, printed):
+                    break
             assert matches(expected, printed), f"{line}\nexpected:\n{expected}\nprinted:\n{printed}"
 
 

@@ -35,9 +35,9 @@ from mingle.protocol.observations import Snapshot
 from mingle.run import command as run_command
 from mingle.run import placeholders
 from mingle.wire import datagrams
-from tests.support.bystanders import free_udp_port
 from tests.support.documents import _FENCE, README, ROOT, UPDATE, Block, blocks, named, read, rewrite
 from tests.support.forked_ranks import Rank, run_ranks
+from tests.support.ports import free_udp_port
 from tests.unit.test_project import MODULES, imports
 from tools import build_man, build_reference
 
@@ -50,7 +50,7 @@ TESTS = ROOT / "tests" / "README.md"
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 # Its programs need the frameworks, so tests/frameworks runs them.
 FRAMEWORKS = ROOT / "docs" / "frameworks.md"
-DEADLINE = 120  # seconds; idle the demo needs a seventh of it
+DEADLINE = 240  # seconds; idle the demo needs a fourteenth of it
 LANGUAGES = {"python", "console", "text", "mermaid", "yaml", "ini", "dockerfile"}
 
 
@@ -173,9 +173,10 @@ def check_quote(block: Block, printed: str) -> None:
 
 
 def at(rank: int, world_size: int, code: str = Rank.code, **more: str) -> Rank:
-    return Rank({"RANK": str(rank), "WORLD_SIZE": str(world_size), "MINGLE_TIMEOUT": "10"} | more, code)
+    return Rank({"RANK": str(rank), "WORLD_SIZE": str(world_size), "MINGLE_TIMEOUT": "15"} | more, code)
 
 
+LATER = {"MINGLE_TIMEOUT": "25"}  # not before rank 0
 # For each quoted message the ranks that provoke it, and a text by which to know the output that is quoted.
 MISTYPED = 'import mingle; mingle.discover("resent")'
 # The ranks are forked from a process in which torch has found the entry point.
@@ -183,11 +184,11 @@ WITHOUT_ENTRY_POINT = """import sys, torch.distributed as dist
 sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers.pop("mingle")
 dist.init_process_group(init_method="mingle://resnet")"""
 MESSAGES: dict[str, tuple[str, list[Rank]]] = {
-    "missing-rank": ("joined, missing ranks: 2.\n", [at(0, 4, MINGLE_TIMEOUT="4"), at(1, 4), at(3, 4)]),
+    "missing-rank": ("joined, missing ranks: 2.\n", [at(0, 4), at(1, 4, **LATER), at(3, 4, **LATER)]),
     "not-found": ("rank 0 was not found", [at(1, 2)]),
     "mistyped": ("a mistyped job id: 'resnet'", [at(0, 2), at(1, 2, MISTYPED)]),
     "rank-taken": ("is already taken by rank 1", [at(0, 3), at(1, 3), at(1, 3)]),
-    "two-hosts": ("more than one rank 0", [at(0, 2, MINGLE_TIMEOUT="8"), at(0, 2, MINGLE_TIMEOUT="8")]),
+    "two-hosts": ("more than one rank 0", [at(0, 2), at(0, 2)]),
     "secret": ("has none", [at(0, 2, MINGLE_SECRET="correct horse"), at(1, 2)]),
     "no-interface": ("eth99", [at(0, 2, MINGLE_INTERFACE="eth99")]),
     "slurm": ("SLURM_PROCID", [Rank({"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8"})]),

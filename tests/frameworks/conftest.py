@@ -12,7 +12,7 @@ from tests.support.asked_for import leave_out_unless_asked_for
 __all__ = ["_zygote", "lab", "pytest_runtest_makereport"]
 
 _HERE = Path(__file__).parent
-_TEST_SECONDS = 180  # the first test waits for the ranks of all
+_TEST_SECONDS = 400  # the first test waits for the ranks of all
 
 
 def pytest_configure(config: pytest.Config) -> None:

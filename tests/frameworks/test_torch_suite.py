@@ -8,7 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.support.bystanders import ROOT, command_environment, free_udp_port
+from tests.support.bystanders import ROOT, command_environment
+from tests.support.ports import free_udp_port
 
 _NAMES = """
     Backend_enum_class DistributedDataParallelCPU DistributedDataParallelCPU_grad_is_view accumulate_gradients_no_sync
@@ -25,7 +26,7 @@ _RPC_NAMES = """
     RpcTest.test_send_to_rank RpcTest.test_graceful_shutdown_with_uneven_workload
     TensorPipeAgentRpcTest.test_nested_remote_sparse
 """
-_SECONDS = 170
+_SECONDS = 350
 
 
 def test_torchs_own_tests_pass_over_mingle() -> None:

@@ -218,6 +218,8 @@ def flood_port(address: str, port: int, count: int) -> int:
     stood = 0
     rng = random.Random(count)
     for number in range(count):
+        if number == count // 10:
+            report("flooding")
         try:
             with socket.create_connection((address, port), timeout=2) as caller:
                 stood += 1
@@ -225,8 +227,6 @@ def flood_port(address: str, port: int, count: int) -> int:
                     caller.sendall(rng.choice((b"GET / HTTP/1.1\r\n\r\n", os.urandom(64), b"MNGL\x01\x00\x00\x00")))
         except OSError:
             continue
-        if number == count // 10:
-            report("flooding")
     return stood
 
 
@@ -358,7 +358,7 @@ def _join_and_leave(offer: datagrams.Offer, seek: datagrams.Seek) -> bool:
     who = frames.ProcessInfo(hostname="attacker", pid=1)
     call = Call(job=seek.job, attempt=seek.attempt, member=seek.member, session=offer.session, purpose="join", who=who)
     conversation = MemberConversation(call, here)
-    with contextlib.suppress(OSError), socket.create_connection(here, timeout=2) as caller:
+    with contextlib.suppress(OSError), socket.create_connection(here, timeout=20) as caller:
         caller.sendall(conversation.data_to_send())
         while conversation.welcome is None:
             if not (said := caller.recv(65536)):

@@ -43,7 +43,7 @@ def picture(line: str, *shown: RenderableType) -> str:
 
 
 def watch_picture() -> str:
-    finder, _ = list_jobs(Network(discovery_timeout=3.0))
+    finder, _ = list_jobs(Network(discovery_timeout=8.0))
     records = jobs.records(finder.sessions, finder.seekers.values())
     return picture("mingle-discover watch", jobs.jobs_table(records))
 
@@ -80,9 +80,9 @@ def watched(lab: Lab) -> Host:
     lan = lab.network(link_local=False)
     hosts = [lab.host(lan, name=f"node{number}") for number in range(4)]
     for rank, host in enumerate(hosts[:2]):
-        try_rank(host, rank, 4, discovery_timeout=12.0).wait_for("started")
-    try_rank(hosts[2], 2, 4, job="resent", discovery_timeout=12.0).wait_for("started")
-    try_rank(hosts[3], 0, 8, job="bert", discovery_timeout=12.0).wait_for("started")
+        try_rank(host, rank, 4, discovery_timeout=24.0).wait_for("started")
+    try_rank(hosts[2], 2, 4, job="resent", discovery_timeout=24.0).wait_for("started")
+    try_rank(hosts[3], 0, 8, job="bert", discovery_timeout=24.0).wait_for("started")
     return hosts[3]
 
 

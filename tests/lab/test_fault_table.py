@@ -223,7 +223,7 @@ def test_all_ranks_are_restarted_while_the_old_ones_still_die(lab: Lab, seed: in
 def run_or_say_why(job_id: str, rank: int) -> None:
     """The same, but say it when it has become clear that this one may not."""
     try:
-        with mingle.discover(job_id, rank=rank, world_size=3, discovery_timeout=6):
+        with mingle.discover(job_id, rank=rank, world_size=3, discovery_timeout=15):
             report("decided", formed=True)
             threading.Event().wait()
     except mingle.MingleError:

@@ -75,7 +75,7 @@ def test_a_network_that_all_share_is_chosen_among_many(lab: Lab, ranks_are: str,
         assert result["exported"]["NCCL_SOCKET_IFNAME"] is None
     host_zero = hosts[[result["rank"] for result in found].index(0)]
     assert {result["master_addr"] for result in found} == {host_zero.address(management)}
-    assert max(result["elapsed"] for result in found) < 10
+    assert max(result["elapsed"] for result in found) < 20
 
 
 @pytest.mark.parametrize("named_by", ["all", "rank 0", "the others"])
@@ -136,10 +136,10 @@ def test_the_first_address_of_rank_0_is_filtered(lab: Lab, seed: int) -> None:
     for result in results(ranks):
         assert result["sum"] == 6
         assert (result["master_addr"], result["interface"]) == (hosts[0].address(second), "eth1")
-        assert result["elapsed"] < 4  # a second for the filtered address, and what a busy machine adds
+        assert result["elapsed"] < 10  # a second for the filtered address, and what a busy machine adds
     for rank in ranks[1:]:
         joining = next(event for event in rank.events if event.name == "log" and event["text"].endswith("joining"))
-        assert joining.time - rank.events[0].time < 3
+        assert joining.time - rank.events[0].time < 8
 
 
 def test_no_network_is_common_to_all(lab: Lab) -> None:

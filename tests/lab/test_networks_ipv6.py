@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from . import Host, Lab
+from tests.support.loopback import longer
+
+from . import Host, Lab, Process
 from .scenarios import hold, results, train
 from .test_election import assigned
 from .test_election import check as check_assigned
@@ -38,15 +40,19 @@ def test_the_commands_on_hosts_without_ipv4(lab: Lab) -> None:
     ranks = [host.start(hold, "six", rank, 2) for rank, host in enumerate(hosts[:2])]
     for rank in ranks:
         rank.wait_for("running")
-    commands = {
-        "find": hosts[2].run(["python", "-m", "mingle", "find", "six"]),
-        "list": hosts[2].run(["python", "-m", "mingle", "list"]),
-    }
-    for name, command in commands.items():
-        assert command.wait() == 0, f"{name}: {command.output}"
-    assert commands["find"].stdout.startswith(f"[{hosts[0].address()}]:")
-    assert "six" in commands["list"].stdout
-    assert f"[{hosts[0].address()}]" in commands["list"].stdout
+
+    def listing(seconds: float) -> Process:
+        command = hosts[2].run(["python", "-m", "mingle", "list", "--timeout", f"{seconds:g}"])
+        command.wait(60)
+        return command
+
+    found = hosts[2].run(["python", "-m", "mingle", "find", "six", "--timeout", "30"])
+    assert found.wait(60) == 0, found.output
+    assert found.stdout.startswith(f"[{hosts[0].address()}]:")
+    listed = longer(listing, lambda command: f"[{hosts[0].address()}]" in command.stdout)
+    assert listed.wait() == 0, listed.output
+    assert "six" in listed.stdout
+    assert f"[{hosts[0].address()}]" in listed.stdout
 
 
 def break_ipv4(hosts: list[Host], way_broken: str) -> None:

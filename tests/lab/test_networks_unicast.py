@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.levels import repeated
+from tests.support.loopback import longer
 
-from . import Host, Lab, Network
+from . import Host, Lab, Network, Process
 from .name_server import serve_name
 from .scenarios import check, hold, results, train, wait_for_log
 from .test_election import assigned
@@ -124,10 +125,17 @@ def test_the_commands_ask_peers_as_well(lab: Lab) -> None:
         rank.wait_for("running")
     for job_id in ("first", "second"):
         wait_for_log(hosts[0].start(hold, job_id, 0, 2), "1/2 joined")
-    found = hosts[1].run(["python", "-m", "mingle", "find", "running", "--peers", address])
-    listed = hosts[1].run(["python", "-m", "mingle", "list", "--peers", address])
-    assert found.wait() == 0, found.output
+
+    def listing(seconds: float) -> Process:
+        command = hosts[1].run(["python", "-m", "mingle", "list", "--peers", address, "--timeout", f"{seconds:g}"])
+        command.wait(60)
+        return command
+
+    found = hosts[1].run(["python", "-m", "mingle", "find", "running", "--peers", address, "--timeout", "30"])
+    assert found.wait(60) == 0, found.output
     assert found.stdout.startswith(f"{address}:")
+    jobs = ("running", "first", "second")
+    listed = longer(listing, lambda command: all(job_id in command.stdout for job_id in jobs))
     assert listed.wait() == 0, listed.output
-    for job_id in ("running", "first", "second"):
+    for job_id in jobs:
         assert job_id in listed.stdout

@@ -112,7 +112,7 @@ def test_over_ipv6_with_a_secret_and_another_command_on_node_0(lab: Lab, tmp_pat
 def test_another_secret_is_named(lab: Lab) -> None:
     hosts = hosts_of(lab, 2)
     processes = [
-        start(host, "-t", "6", "--", "true", count=2, env={"MINGLE_SECRET": f"{host.name} has its own"})
+        start(host, "-t", "15", "--", "true", count=2, env={"MINGLE_SECRET": f"{host.name} has its own"})
         for host in hosts
     ]
     assert [process.wait(SECONDS) for process in processes] == [1, 1]

@@ -125,7 +125,7 @@ def test_a_worker_crashes_in_its_first_attempt(lab: Lab, job: MakeJob, count: in
 def test_fewer_nodes_than_wanted_end_with_who_was_there_and_the_mistyped_id(lab: Lab, job: MakeJob) -> None:
     network = lab.network()
     *hosts, apart = [lab.host(network) for _ in range(3)]
-    made, mistyped = job("few", "3", conf="discovery_timeout=5"), job("fwe", "3", conf="discovery_timeout=5")
+    made, mistyped = job("few", "3", conf="discovery_timeout=12"), job("fwe", "3", conf="discovery_timeout=12")
     made.start(*hosts)
     mistyped.start(apart)
     for host in hosts:
@@ -180,12 +180,12 @@ def test_a_mistake_in_the_line_is_told_before_anything_else(lab: Lab, job: MakeJ
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_one_node_of_two_begins_after_one_last_call(lab: Lab, job: MakeJob, seed: int) -> None:
     host = lab.host(lab.network())
-    last_call = 8
+    last_call = 12
     made = job(f"one-{seed}", "1:2", conf=f"last_call_timeout={last_call}")
     at = time.monotonic()
     made.start(host)
     made.wait_for_group([host])
     began = made.rounds()[0][0] - at
     print(f"its first round began after {began:.1f} s")
-    assert last_call < began < last_call + 5
+    assert last_call < began < 2 * last_call
     made.finish(host)

@@ -116,7 +116,7 @@ def test_eight_starts_of_ten_steps_reach_step_eighty(lab: Lab, tmp_path: Path, l
             job.start(target, *hosts)
             job.end(hosts)
             continue
-        job.start(target, *hosts, pause=0.5)
+        job.start(target, *hosts, pause=1.0)
         job.until_step(33)
         store = job.store_host()
         rest = [host for host in hosts if host is not store]

@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.levels import chosen, repeated
+from tests.support.levels import chosen, repeated, soaking
 
 from . import Host, Lab
-from .torchrun_jobs import Job, jobs
+from .torchrun_jobs import SECONDS, Job, jobs
 
 pytestmark = pytest.mark.timeout(600)
 MakeJob = Callable[..., Job]
 
-KILLED_SECONDS = 15.0
-CUT_SECONDS = 40.0
+KILLED_SECONDS, CUT_SECONDS = (15.0, 40.0) if soaking() else (40.0, 75.0)
 """How soon the survivors train again after a node was killed, and after its link was cut: 26.7 s were seen at a load of
 11. Without a recovery it is never."""
 START_SECONDS = 6.0
@@ -116,12 +115,12 @@ def test_of_two_nodes_one_goes_on_alone_only_where_that_is_allowed(
         print(f"one alone after {made.wait_for_group(rest, since=at) - at:.1f} s")
         made.finish(*rest)
         return
-    failure = made.agents[rest[0]].error()
+    failure = made.agents[rest[0]].error(SECONDS)
     assert failure.name == "RendezvousTimeoutError"
     assert "1 of 1 to 2 nodes were there" in failure.message
     assert "it takes 2 to begin, or 1 with --rdzv-conf allow_minority=1" in failure.message
     assert f"missed: host {lost.name} ({lost.address()})" in failure.message
-    assert not [step for step in made.said(rest[0]) if step["at"] > at + 1]
+    assert not [step for step in made.said(rest[0]) if step["at"] > at + 5]
 
 
 @pytest.mark.soak
@@ -152,7 +151,7 @@ def test_a_link_is_cut_and_healed(lab: Lab, job: MakeJob, victim: str, seed: int
     again = made.wait_for_group(rest, since=at)
     print(f"survivors of the {victim}'s cut link trained again after {again - at:.1f} s")
     assert again - at < CUT_SECONDS + made.late_seconds
-    assert not [step for step in made.said(lost) if step["at"] > at + 1]
+    assert not [step for step in made.said(lost) if step["at"] > at + 5]
     lost.heal()
     healed = time.monotonic()
     whole = made.wait_for_group(hosts, since=healed)
@@ -175,7 +174,7 @@ def test_a_host_that_ends_for_good_restarts_nobody(lab: Lab, job: MakeJob, how: 
     before = {host: made.said(host, "started") for host in rest}
     if how == "fails":
         made.fail_file.write_text(holder.name)
-        assert made.agents[holder].error().name == "ChildFailedError"
+        assert made.agents[holder].error(SECONDS).name == "ChildFailedError"
     else:
         made.leave_file(holder).touch()
         made.until(lambda: bool(made.said(holder, "done")), "the host's workers to finish")
@@ -198,7 +197,7 @@ def test_short_keep_alive_values_restart_no_healthy_workers(lab: Lab, job: MakeJ
     holder = made.store_host(hosts)
     late = made.agents[next(host for host in hosts if host is not holder)]
     late.stop()
-    threading.Event().wait(5.0)  # longer than three heartbeats, and shorter than a lease
+    threading.Event().wait(4.0)  # longer than three heartbeats, and shorter than a lease
     late.resume()
     at = time.monotonic()
     made.until(lambda: all(made.said(host)[-1]["at"] > at + 10 for host in hosts), "all to go on")

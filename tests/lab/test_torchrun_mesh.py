@@ -11,7 +11,7 @@ from tests.support.levels import repeated
 
 from . import Host, Lab
 from .scenarios import wait_for_log
-from .torchrun_jobs import Job, jobs
+from .torchrun_jobs import SECONDS, Job, jobs
 
 pytestmark = pytest.mark.timeout(600)
 MakeJob = Callable[..., Job]
@@ -31,7 +31,7 @@ def hosted(lab: Lab, made: Job, count: int) -> list[Host]:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(count)]
     made.start(hosts[0])
-    wait_for_log(made.agents[hosts[0]], f"job {made.name}: open, 1/")
+    wait_for_log(made.agents[hosts[0]], f"job {made.name}: open, 1/", SECONDS)
     return hosts
 
 
@@ -55,10 +55,10 @@ def test_a_node_that_reaches_not_all_is_left_out_until_the_network_is_mended(lab
     made.wait_for_group([hosts[0], one])
     began = time.monotonic()
     made.start(other)
-    wait_for_log(made.agents[other], "this node gets no place")
+    wait_for_log(made.agents[other], "this node gets no place", SECONDS)
     print(f"left out {time.monotonic() - began:.1f} s after its start")
     print(logs(made, other))
-    wait_for_log(made.agents[one], "gets no place")
+    wait_for_log(made.agents[one], "gets no place", SECONDS)
     for host in (one, other):
         (said, *_) = [line for line in logs(made, host).splitlines() if "gets no place" in line]
         assert "host host2" in said

@@ -44,13 +44,6 @@ STORE_PORT = 29500
 """Where the stores of the ranks here seem to listen."""
 
 
-def free_udp_port() -> int:
-    """A port that nobody uses, for a discovery of the test's own."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 # --- a wire in memory ---------------------------------------------------------------------------------------
 
 
@@ -282,7 +275,7 @@ def gathering(
         for thread in threads:
             thread.start()
         try:
-            assert joined.wait(20)
+            assert joined.wait(60)
             yield host
         finally:
             over.set()

@@ -34,7 +34,7 @@ def held_by_another_thread(*locks: Any) -> Iterator[None]:
             for lock in locks:
                 stack.enter_context(lock)
             held.set()
-            assert done.wait(20)
+            assert done.wait(120)
 
     thread = threading.Thread(target=hold)
     thread.start()

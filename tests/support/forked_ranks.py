@@ -7,14 +7,12 @@ tells what they printed; the test's process stays free of torch and of what the 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import importlib
 import json
 import os
 import re
 import select
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,8 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_udp_port
+
 ROOT = Path(__file__).parents[2]
-DEADLINE = 120  # seconds; a bound for a loaded machine, not an expectation
+DEADLINE = 270  # seconds; a bound for a loaded machine, not an expectation
 # IPv6 on the loopback interface is not everywhere, and would lengthen what is printed.
 ON_LOOPBACK = {"MINGLE_INTERFACE": "lo", "MINGLE_FAMILY": "4"}
 # Torch's store warns of this on a host that reaches no name server: it looks for the name of ::ffff:127.0.0.1.
@@ -41,15 +41,6 @@ class Rank:
     file: str = "train.py"
 
 
-def unused_udp_ports(count: int) -> list[int]:
-    """Return ports that nobody uses now, each another one."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
 def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ()) -> dict[str, list[tuple[int, str]]]:
     """Run groups of ranks, all at once; return each one's exit status and what it printed.
 
@@ -59,7 +50,7 @@ def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ())
     # Not above: whether and when mingle is imported is the ranks' own affair.
     from mingle.config.settings import DEFAULT_PORT
 
-    ports = dict(zip(groups, map(str, unused_udp_ports(len(groups))), strict=True))
+    ports = {name: str(free_udp_port()) for name in groups}
     wanted = [
         {
             "settings": {**ON_LOOPBACK, "MINGLE_PORT": ports[name], **rank.settings},

@@ -13,8 +13,8 @@ from mingle.config.launchers import Placement
 from mingle.config.settings import Settings
 from mingle.engine.discovery import Discovery
 from mingle.protocol.machine import Formation
-from tests.support.bystanders import free_udp_port
 from tests.support.loopback import job_name
+from tests.support.ports import free_udp_port
 
 
 class Formed(NamedTuple):

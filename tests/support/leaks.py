@@ -78,7 +78,7 @@ class Snapshot:
 
 
 @contextlib.contextmanager
-def leak_check(grace: float = 1.0) -> Iterator[None]:
+def leak_check(grace: float = 20.0) -> Iterator[None]:
     """Raise `LeakError` if the block leaves something behind; an exception of the block itself comes first.
 
     What is about to end is given ``grace`` seconds: a thread's last instructions, a killed process not yet

@@ -20,7 +20,7 @@ from mingle.protocol.effects import Effect
 from mingle.protocol.events import Event, Heard, Source, TimerDue
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer, Seek
-from tests.support.bystanders import free_udp_port
+from tests.support.ports import free_udp_port
 
 MEMBER, SESSION = b"m" * 16, b"s" * 16
 SEEK = Seek(job="a job", member=MEMBER, world_size=2)

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.bystanders import command_environment, free_udp_port
+from tests.support.bystanders import command_environment
 from tests.support.loopback import until
+from tests.support.ports import free_udp_port
 
 COMMAND = (sys.executable, "-m", "mingle.run.command")
 SAY = "echo $$ > pid{node_rank}; "

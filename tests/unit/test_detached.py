@@ -12,8 +12,8 @@ import mingle
 from mingle import detached
 from mingle.detached import AbandonedError
 from mingle.errors import MingleError
-from tests.support.bystanders import free_udp_port
-from tests.support.loopback import job_name
+from tests.support.loopback import job_name, until
+from tests.support.ports import free_udp_port
 
 # --- starting a thread ---------------------------------------------------------------------------------------------
 
@@ -77,20 +77,33 @@ def test_a_call_raises_what_its_function_does() -> None:
 
 
 def test_a_call_that_is_given_up_is_left_running_under_a_name_that_says_so() -> None:
-    release, name = threading.Event(), []
+    started, release, name = threading.Event(), threading.Event(), []
 
     def block() -> None:
         name.append(threading.current_thread().name)
+        started.set()
         release.wait()
 
     with pytest.raises(AbandonedError):
-        detached.run(block, "test", lambda: True)
+        detached.run(block, "test", started.is_set)
     assert name == ["mingle-abandoned-test"]
     release.set()
 
 
 def test_an_outcome_that_is_there_counts_more_than_giving_up() -> None:
-    assert detached.run(lambda: "done", "test", lambda: True) == "done"
+    asked, threads = threading.Event(), list[threading.Thread]()
+
+    def wait_until_asked() -> str:
+        threads.append(threading.current_thread())
+        asked.wait(30)
+        return "done"
+
+    def given_up() -> bool:
+        asked.set()
+        until(lambda: threads and not threads[0].is_alive())
+        return True
+
+    assert detached.run(wait_until_asked, "test", given_up) == "done"
 
 
 def test_an_error_is_handed_on_and_not_kept() -> None:

@@ -99,6 +99,7 @@ def test_registering_a_closed_descriptor_is_an_error() -> None:
 
 
 def test_registration_keeps_nothing_alive() -> None:
+    gc.collect()
     before = len(list(forksafe._closables))
     opened = forksafe.register(socket.socket())
     opened.close()

@@ -35,6 +35,11 @@ class Handler(logging.Handler):
         self._does(record)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "FLUSH_SECONDS", 30.0)
+
+
 @pytest.fixture
 def handled() -> Iterator[Callable[[Handler], Handler]]:
     """Adds a handler to the logger ``mingle``, at DEBUG, until the end of the test."""
@@ -151,7 +156,7 @@ def test_records_deferred_behind_a_blocked_handler_are_bounded(
     records.flush()
     assert len(handler.records) <= 1
     free.set()
-    monkeypatch.setattr(records, "FLUSH_SECONDS", 10.0)
+    monkeypatch.setattr(records, "FLUSH_SECONDS", 30.0)
     records.flush()
     assert 10 <= len(handler.records) <= 11
 
@@ -165,7 +170,7 @@ def test_a_job_forms_while_a_handler_blocks_and_no_line_of_the_application_runs_
     with formed(2) as ranks:
         assert len(ranks) == 2
     free.set()
-    monkeypatch.setattr(records, "FLUSH_SECONDS", 10.0)
+    monkeypatch.setattr(records, "FLUSH_SECONDS", 30.0)
     records.flush()
     assert "mingle-rank" in {record.threadName for record in handler.records}
     assert not any(name.startswith("mingle-") and name != "mingle-log" for name in handler.threads)

@@ -26,6 +26,12 @@ from tests.support.evidence import HELLO
 from tests.support.loopback import until
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "PROBE_SECONDS", 60.0)
+    monkeypatch.setitem(control.dial.__kwdefaults__, "seconds", 60.0)
+
+
 @pytest.fixture
 def server() -> Iterator[control.Server]:
     """Give the port of rank 0."""
@@ -250,7 +256,10 @@ def test_a_lost_rank_that_another_machine_reaches_is_cut_off(roster: list[dict[s
     assert control.judge_loss(roster, 1, 0, "silent") == "cut"
 
 
-def test_a_lost_rank_that_no_other_machine_reaches_is_gone(roster: list[dict[str, Any]]) -> None:
+def test_a_lost_rank_that_no_other_machine_reaches_is_gone(
+    roster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "PROBE_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         roster[0]["port"] = silent.getsockname()[1]
         assert control.judge_loss(roster, 1, 0, "silent") == "silent"

@@ -26,8 +26,9 @@ import mingle
 from mingle.check import control, session
 from mingle.check.session import Options
 from mingle.check.verdicts import Evidence
-from tests.support.bystanders import ROOT, command_environment, free_udp_port
+from tests.support.bystanders import ROOT, command_environment
 from tests.support.evidence import HELLO, NAMES
+from tests.support.ports import free_udp_port
 
 
 def test_rank_zero_sends_heartbeats_while_others_look_for_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,9 @@ from mingle.config.values import Peer
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.network import folders, inspection, peers
 from mingle.observe.ping import Figures, PingPeer
-from tests.support.bystanders import free_udp_port
 from tests.support.loopback import until
 from tests.support.pingers import answering
+from tests.support.ports import free_udp_port
 
 FINDINGS = [
     Finding("port", CheckStatus.PASS, "free"),
@@ -116,12 +118,16 @@ def test_doctor_names_a_job_id_that_cannot_be_one_beside_all_else(job_id: str, p
     assert "PASS\tinterfaces" in done.stdout
 
 
-def test_a_peer_that_serves() -> None:
+def test_a_peer_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_udp_port()
     with answering(Network(interfaces=("lo",), port=port)):
-        result = doctor("--check", "127.0.0.1", "--json", port=port)
+        for rounds in (checks.CHECK_ROUNDS, 28, 56):
+            monkeypatch.setattr(checks, "CHECK_ROUNDS", rounds)
+            result = doctor("--check", "127.0.0.1", "--json", port=port)
+            answer = json.loads(result.stdout)
+            if result.exit_code == 0 and answer["peers"]:
+                break
     assert result.exit_code == 0, result.stdout
-    answer = json.loads(result.stdout)
     assert [peer["address"] for peer in answer["peers"]] == ["127.0.0.1"]
     assert "is an address of this host" not in result.stdout, "but another process there has answered"
 
@@ -228,6 +234,19 @@ def ping(*words: str, port: int) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def pinged(*words: str, port: int, enough: Callable[[str, str], bool]) -> tuple[int, str, str]:
+    """Ping for ever more rounds until the answer and the errors are enough: a busy machine loses pings."""
+    for count in ("4", "20", "100"):
+        status, answer, errors = ping(*words, "--count", count, "--interval", "0.1", port=port)
+        if enough(answer, errors):
+            break
+    return status, answer, errors
+
+
+def passes(answer: str, _errors: str) -> bool:
+    return "PASS" in answer and "WARN" not in answer
+
+
 def test_ping_without_an_answer_is_status_1() -> None:
     status, answer, errors = ping("--count", "2", "--interval", "0.05", port=free_udp_port())
     assert (status, answer) == (1, "")
@@ -237,7 +256,7 @@ def test_ping_without_an_answer_is_status_1() -> None:
 def test_ping_in_a_pipe() -> None:
     port = free_udp_port()
     with answering(Network(interfaces=("lo",), port=port), "resnet"):
-        status, answer, _ = ping("resnet", "--count", "4", "--interval", "0.1", port=port)
+        status, answer, _ = pinged("resnet", port=port, enough=passes)
     assert status == 0
     lines = [line.split("\t") for line in answer.splitlines()]
     assert [line[0] for line in lines] == ["+", "=", "=", "=", "=", "PASS"]
@@ -248,14 +267,14 @@ def test_ping_in_a_pipe() -> None:
 def test_the_heading_of_ping_comes_before_its_first_line() -> None:
     port = free_udp_port()
     with answering(Network(interfaces=("lo",), port=port)):
-        _, text, _ = ping("--count", "4", "--interval", "0.1", "--header", port=port)
+        _, text, _ = pinged("--header", port=port, enough=passes)
     assert [line.split("\t")[0] for line in text.splitlines()] == ["EVENT", "+", "=", "=", "=", "=", "STATUS", "PASS"]
 
 
 def test_ping_in_json() -> None:
     port = free_udp_port()
     with answering(Network(interfaces=("lo",), port=port)):
-        status, answer, _ = ping("--count", "10", "--interval", "0.1", "--json", port=port)
+        status, answer, _ = pinged("--json", port=port, enough=passes)
     assert status == 0
     record = json.loads(answer)
     assert (record["schema"], record["command"], record["job"]) == (1, "ping", None)
@@ -270,7 +289,7 @@ def test_ping_in_json() -> None:
 def test_another_job_is_another_conversation() -> None:
     port = free_udp_port()
     with answering(Network(interfaces=("lo",), port=port), "bert"):
-        status, answer, errors = ping("resnet", "--count", "2", "--interval", "0.1", port=port)
+        status, answer, errors = pinged("resnet", port=port, enough=lambda _, errors: "pings about" in errors)
     assert status == 1
     assert "+" not in answer
     assert "likely cause: 127.0.0.1 pings about 'bert', and not with us" in errors
@@ -289,9 +308,9 @@ def test_doctor_checks_the_shared_directories(tmp_path: Path) -> None:
 def test_doctor_reads_what_another_host_shows_in_a_directory(tmp_path: Path) -> None:
     network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",))
     with folders.examined(network.folders, "another node"):
-        until(lambda: list(tmp_path.rglob("s-*")), 10)
+        until(lambda: list(tmp_path.rglob("s-*")))
         found, _ = checks.examine(network, ())
     (good,) = [each for each in found if each.name == "folder"]
     assert good.status is CheckStatus.PASS
-    assert "and reads what 1 other host wrote; the newest is 0 s old" in good.observation
+    assert re.search(r"and reads what 1 other host wrote; the newest is \d s old", good.observation)
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 import mingle
 from mingle import cli
 from mingle.cli import COMMANDS, main
-from tests.support.bystanders import command_environment, free_udp_port
+from tests.support.bystanders import command_environment
+from tests.support.ports import free_udp_port
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])

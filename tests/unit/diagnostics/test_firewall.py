@@ -144,7 +144,7 @@ def test_fix_really_opens_the_firewall() -> None:
     def chains(*lines: str) -> str:
         command = script.replace("LINES", "\n".join(lines))
         done = subprocess.run(
-            ["unshare", "--net", "sh", "-ec", command], capture_output=True, text=True, check=True, timeout=20
+            ["unshare", "--net", "sh", "-ec", command], capture_output=True, text=True, check=True, timeout=60
         )
         return done.stdout
 

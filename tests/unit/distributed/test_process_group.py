@@ -29,10 +29,10 @@ from mingle.distributed.session import LoneSession, Session
 from mingle.distributed.url_scheme import formed_handler, install, parse_url, rendezvous_handler
 from mingle.engine import progress, store, udp_endpoint
 from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
-from tests.support.bystanders import free_udp_port
 from tests.support.children import in_child
 from tests.support.in_process import discovery_of, settings_of
 from tests.support.loopback import answers, job_name, until
+from tests.support.ports import free_udp_port
 
 # Not by an import statement: torch.distributed has a function of that name as well.
 torch_rendezvous = importlib.import_module("torch.distributed.rendezvous")
@@ -500,7 +500,7 @@ def test_a_forked_child_that_leaves_the_block_ends_nothing(failing: bool) -> Non
 
         def child() -> str:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(5)
+            signal.alarm(60)
             error = ZeroDivisionError() if failing else None
             job.__exit__(None if error is None else type(error), error, None)
             job.close()
@@ -508,7 +508,7 @@ def test_a_forked_child_that_leaves_the_block_ends_nothing(failing: bool) -> Non
 
         def again() -> str:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(5)
+            signal.alarm(60)
             with pytest.raises(ConfigurationError) as caught:
                 mingle.init(job_name("again"), rank=0, world_size=1, backend="gloo")
             return str(caught.value.cause)

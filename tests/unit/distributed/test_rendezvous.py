@@ -6,6 +6,7 @@ import gc
 import linecache
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -48,13 +49,14 @@ from mingle.network.interfaces import Interface
 from mingle.protocol.machine import Formation
 from mingle.protocol.observations import NetworkFacts
 from mingle.wire.frames import Place, encode_frame
-from tests.support.bystanders import free_udp_port
+from tests.support.alarms import alarm_after
 from tests.support.children import held_by_another_thread, in_child
 from tests.support.frames import read
 from tests.support.in_process import discovery_of, settings_of
 from tests.support.launcher_environments import TORCHRUN
 from tests.support.leaks import ABANDONED_THREAD
-from tests.support.loopback import answers, busy_port, job_name, until
+from tests.support.loopback import answers, busy_port, job_name, longer, until
+from tests.support.ports import free_udp_port
 
 PLACE = {"job_id": "resnet", "rank": 1, "world_size": 2}
 
@@ -112,18 +114,22 @@ def test_a_traceback_has_no_frames_of_ours_but_the_entry_point(door: str, caplog
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_control_c_while_waiting_is_one_line_and_a_short_traceback(rank: int, caplog: pytest.LogCaptureFixture) -> None:
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(KeyboardInterrupt) as caught:
-            mingle.init(job_name("stopped"), rank=rank, world_size=2, port=free_udp_port(), interface="lo")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-    assert frames_of(caught.value)[1:] == ["init"]
-    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     state = ("1/2 joined, waiting for rank 1", "looking for rank 0")[rank]
-    assert said.endswith(f": interrupted: {state} · 0 s")
+
+    def interrupted_after(seconds: float) -> str:
+        caplog.clear()
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt) as caught, alarm_after(seconds):
+                mingle.init(job_name("stopped"), rank=rank, world_size=2, port=free_udp_port(), interface="lo")
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert frames_of(caught.value)[1:] == ["init"]
+        (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        return said
+
+    said = longer(lambda seconds: interrupted_after(0.3 * seconds), lambda said: state in said)
+    assert re.search(rf": interrupted: {re.escape(state)} · \d s$", said)
 
 
 @pytest.mark.usefixtures("no_packet")
@@ -291,7 +297,7 @@ def test_a_failed_call_changes_nothing(monkeypatch: pytest.MonkeyPatch, rank: in
     with pytest.raises(DiscoveryTimeoutError):
         mingle.discover(job_name("alone"), rank=rank, world_size=2, discovery_timeout=0.3, port=free_udp_port())
     assert dict(os.environ) == before
-    assert threading.active_count() == threads
+    until(lambda: threading.active_count() <= threads)  # one of an earlier test can have ended meanwhile
     with mingle.discover(job_name("after"), rank=0, world_size=1) as job:
         assert os.environ["MASTER_ADDR"] == job.master_addr == "127.0.0.1"
 
@@ -456,7 +462,7 @@ def test_a_rank_that_waits_collects_garbage_meanwhile(monkeypatch: pytest.Monkey
     monkeypatch.setattr(discovery, "Progress", Progress)
     monkeypatch.setattr(discovery, "COLLECTOR_PAUSE_SECONDS", 0.05)
     with pytest.raises(DiscoveryTimeoutError):
-        mingle.discover(job_name("collects"), rank=1, world_size=2, port=free_udp_port(), discovery_timeout=1.0)
+        mingle.discover(job_name("collects"), rank=1, world_size=2, port=free_udp_port(), discovery_timeout=4.0)
     assert collects.is_set()
 
 
@@ -664,7 +670,7 @@ def test_a_child_that_is_forked_while_another_thread_is_in_our_code_can_call() -
 
     def child() -> str:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10)
+        signal.alarm(60)
         members = len(job.members)
         job.close()
         with mingle.discover(job_name("child"), rank=0, world_size=1) as own:

@@ -26,6 +26,7 @@ from mingle.job import Member
 from mingle.protocol import membership
 from mingle.protocol.host import Host
 from mingle.protocol.member import Joiner
+from tests.support.alarms import alarm_after
 from tests.support.children import in_child
 from tests.support.in_process import Formed, formed
 from tests.support.loopback import answers, job_name, until
@@ -181,8 +182,7 @@ def test_the_alarm_of_the_user_is_not_taken_for_a_thread_that_does_not_answer(
     ranks[1].discovery.call(lambda: free.wait(30) and None)  # the session's thread is busy
     before = signal.signal(signal.SIGALRM, alarmed)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(TimeoutError, match="the alarm"):
+        with pytest.raises(TimeoutError, match="the alarm"), alarm_after(0.2):
             sessions[1].roster()
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -219,7 +219,7 @@ def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
     assert membership is not None
     says_ready = membership.ready
     monkeypatch.setattr(membership, "ready", lambda _now: None)  # its init is still at work
-    monkeypatch.setattr(session, "READY_SECONDS", 30.0 if ready else 1.0)
+    monkeypatch.setattr(session, "READY_SECONDS", 60.0)
     group.stands = True
     sessions[0].group_stands()
     closing = threading.Thread(target=partial(sessions[0].close, failing=False))
@@ -229,17 +229,24 @@ def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
     assert len(sessions[1].roster()) == 2
     if ready:
         ranks[1].discovery.call(partial(says_ready, time.monotonic()))
+    else:
+        sessions[0]._await_until = time.monotonic()  # the time is up
     closing.join(30)
     assert not closing.is_alive()
 
 
 @pytest.mark.parametrize("failing", [True, False])
 def test_rank_zero_waits_for_nobody_without_a_group_or_when_it_fails(
-    ranks: list[Formed], sessions: list[RunningSession], group: Group, failing: bool
+    ranks: list[Formed],
+    sessions: list[RunningSession],
+    group: Group,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: bool,
 ) -> None:
     if failing:
         group.stands = True
         sessions[0].group_stands()
+    monkeypatch.setattr(session, "READY_SECONDS", 60.0)
     began = time.monotonic()
     sessions[0].close(failing=failing)
     assert time.monotonic() - began < session.READY_SECONDS
@@ -288,10 +295,11 @@ def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytes
 
 
 def test_a_rank_zero_that_goes_before_the_process_group_is_named(
-    sessions: list[RunningSession], caplog: pytest.LogCaptureFixture
+    sessions: list[RunningSession], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sessions[1].host_lost_error is None
     assert [each.loss() for each in sessions] == [None, None]
+    monkeypatch.setattr(session, "LOSS_NOTICED_SECONDS", 30.0)
     caplog.set_level(logging.INFO, "mingle")
     sessions[0].close(failing=True)
     assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())
@@ -306,6 +314,7 @@ def test_a_rank_zero_that_dies_before_the_process_group_is_an_error_in_the_log(
     sessions: list[RunningSession], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(session, "LOSS_NOTICED_SECONDS", 30.0)
     monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
     sessions[0].close(failing=True)
     assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())
@@ -395,7 +404,7 @@ def test_blocked_store_call_fails_when_the_members_thread_dies(
     """It is torch's call, which nothing else ends; unless the process group stands, and the job trains."""
     with formed(2, enters=True) as ranks, ThreadPoolExecutor(1) as pool:
         sessions = [RunningSession(*rank) for rank in ranks]
-        entry = sessions[1].entry(5)
+        entry = sessions[1].entry(60)
         assert entry is not None
         handle, discovery, server = entry[0], ranks[1].discovery, ranks[0].discovery.store_server
         assert server is not None
@@ -443,7 +452,7 @@ def test_where_nobody_wants_a_process_group_no_connection_is_kept(
     ranks: list[Formed], sessions: list[RunningSession]
 ) -> None:
     assert ranks[1].discovery.stores.client is None
-    assert sessions[1].entry(5) is None
+    assert sessions[1].entry(60) is None
 
 
 def test_a_proof_of_the_store_that_is_not_fresh_any_more_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,7 +469,7 @@ def test_a_proof_of_the_store_that_is_not_fresh_any_more_is_looked_at(monkeypatc
     with formed(3, enters=True) as ranks:
         sessions = [RunningSession(*rank) for rank in ranks]
         place = ranks[0].formation.store_address, ranks[0].formation.store_port
-        assert sessions[1].entry(5) is not None
+        assert sessions[1].entry(60) is not None
         assert looked == [place]
         sessions[0].close(failing=True)
         with pytest.raises(MingleError, match="rank 0 was lost after the job had formed"):

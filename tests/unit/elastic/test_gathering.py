@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -27,8 +29,8 @@ from mingle.engine.driver import Driver
 from mingle.engine.loop import ANSWER_SECONDS
 from mingle.errors import DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.network.transport import NothingOpenedError
-from tests.support.bystanders import free_udp_port
-from tests.support.loopback import answers, job_name, until
+from tests.support.loopback import answers, job_name, longer, until
+from tests.support.ports import free_udp_port
 
 import torch.distributed  # isort: skip # noqa: F401 - takes seconds: here, and not within the time that a test allows
 
@@ -235,14 +237,23 @@ def test_agent_with_finished_workers_gathers_no_more(job: Job) -> None:
 
 
 def test_too_few_nodes_are_an_error_that_counts_and_names_them(job: Job) -> None:
-    alone = job.agent(2, 4, timeout=2.5)
-    with pytest.raises(DiscoveryTimeoutError, match="1 of 2 to 4 nodes were there") as failure:
-        alone.gather()
-    assert f"pid {alone._identity.who.pid}" in str(failure.value)
+    def too_few(timeout: float) -> str:
+        with pytest.raises(DiscoveryTimeoutError) as failure:
+            job.agent(2, 4, timeout=timeout).gather()
+        return str(failure.value)
+
+    failure = longer(lambda seconds: too_few(2.5 * seconds), lambda said: "nodes were there" in said)
+    assert "1 of 2 to 4 nodes were there" in failure
+    assert f"pid {os.getpid()}" in failure
     for part in ("interfaces: lo ", f"UDP port {job.port}", "datagrams: "):
-        assert part in str(failure.value)
-    with pytest.raises(DiscoveryTimeoutError):
-        alone.gather()
+        assert part in failure
+
+
+def test_a_gathering_that_has_failed_can_be_repeated(job: Job) -> None:
+    alone = job.agent(2, 4, timeout=0.5)
+    for _ in range(2):
+        with pytest.raises(DiscoveryTimeoutError):
+            alone.gather()
 
 
 def test_closing_ends_a_call_that_waits(job: Job) -> None:
@@ -265,13 +276,20 @@ def test_an_interrupted_wait_says_how_far_it_has_come(job: Job, caplog: pytest.L
     def raised(*_: object) -> None:
         raise SignalError
 
+    agent = job.agent(2, 2)
+
+    def interrupt() -> None:
+        until(lambda: agent.ask(lambda: agent._agent.snapshot().joined, patient=True))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, raised)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 2.0)
-        with pytest.raises(SignalError):
-            job.agent(2, 2).gather()
+        with ThreadPoolExecutor(1) as pool:
+            interrupting = pool.submit(interrupt)
+            with pytest.raises(SignalError):
+                agent.gather()
+            interrupting.result(30)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
     (said,) = [record.getMessage() for record in caplog.records if "interrupted" in record.getMessage()]
     assert said.startswith(f"job {job.job_id}: interrupted: 1/2 joined ({socket.gethostname()}) · ")
@@ -364,9 +382,10 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
     with client:
         client.settimeout(30)
         if part == "host":
-            assert client.recv(1) == b"", "calls on the store fail now, not at torch's timeout"
-            assert not answers(found[0].formation.store_port), "it would hold the others in a lost session"
-    assert not answers(control)
+            with contextlib.suppress(ConnectionResetError):  # torch had not accepted it yet
+                assert client.recv(1) == b"", "calls on the store fail now, not at torch's timeout"
+            until(lambda: not answers(found[0].formation.store_port))  # it would hold the others in a lost session
+    until(lambda: not answers(control))
     began = time.monotonic()
     for _ in range(2):
         with pytest.raises(MingleError, match="unforeseen ZeroDivisionError") as caught:
@@ -381,7 +400,7 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
 def test_a_lease_that_has_ended_is_noticed_before_the_loop_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     several = [job.agent() for _ in range(2)]
     gather(*several)
-    assert all(agent.await_round(lambda: False, 10.0) for agent in several)
+    assert all(agent.await_round(lambda: False, 60.0) for agent in several)
     later = agents.boot_time() + 20.0
     monkeypatch.setattr(agents, "boot_time", lambda: later)
     assert not any(agent.await_round(lambda: False, 0.5) for agent in several)

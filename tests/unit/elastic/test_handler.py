@@ -433,7 +433,7 @@ def test_the_exit_barrier_says_that_the_workers_are_done(place: Place) -> None:
     store = handler.next_rendezvous().store
     store.set("other", "key")
     assert not gathering.done
-    barrier(store, 1, "torchelastic/agent/terminal_state", barrier_timeout=5)
+    barrier(store, 1, "torchelastic/agent/terminal_state", barrier_timeout=60)
     assert gathering.done
 
 

@@ -336,15 +336,21 @@ def test_an_agent_that_came_back_is_not_waited_for_as_the_node_it_was(
 
 def test_a_node_that_is_missing_for_a_moment_is_not_lost(pair: list[tuple[Rounds, FixedGathering]]) -> None:
     (host, gathering), (_, other) = pair
-    monitor = monitor_of(host)
+    everybody, ended = gathering.present, threading.Event()
+    assert everybody is not None
+    seen = everybody
+    ended.set()  # the test looks, and no thread
+    monitor = Monitor(host._connect(), inner_of(host).settings, lambda: seen, ended)
+    monitor.enter_round(host.number, 2)
     for _ in range(3):
-        before = monitor._missed.total()
-        gathering.absent.add(other.member)
-        until(lambda before=before: monitor._missed.total() > before)  # type: ignore[misc]
-        gathering.absent.clear()
-        until(lambda: monitor._missed.total() == 0)
+        seen = everybody - {other.member}
+        monitor._look()
+        assert monitor._missed.total() == 1
+        seen = everybody
+        monitor._look()
+        assert monitor._missed.total() == 0
     assert len(monitor._holder.state.participants) == 2
-    assert host.nodes_waiting() == 0
+    assert monitor.nodes_waiting() == 0
 
 
 def test_healthy_workers_are_not_restarted_because_a_heartbeat_is_late(

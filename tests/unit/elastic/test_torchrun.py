@@ -14,6 +14,7 @@ import pytest
 
 from mingle.elastic import torchrun
 from mingle.errors import ConfigurationError
+from tests.support.loopback import job_name
 
 INSTALL = "install the tree (`make test` does, or `pip install --no-deps -e .`): torch looks at installed metadata"
 
@@ -83,7 +84,7 @@ def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_one_node_trains_alone() -> None:
-    handler = torchrun.create(parameters(last_call_timeout="1"))  # type: ignore[arg-type]
+    handler = torchrun.create(parameters(run_id=job_name("door"), last_call_timeout="1"))  # type: ignore[arg-type]
     info = handler.next_rendezvous()
     assert (info.rank, info.world_size) == (0, 1)
     assert handler.shutdown()

@@ -14,8 +14,8 @@ from mingle.config.settings import Network
 from mingle.protocol.events import (
     InterfacesChanged,
 )
-from tests.support.bystanders import free_udp_port
 from tests.support.noting_driver import Noting
+from tests.support.ports import free_udp_port
 
 
 @pytest.fixture

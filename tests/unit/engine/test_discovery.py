@@ -38,9 +38,9 @@ from mingle.protocol.machine import Formation
 from mingle.protocol.member import Joiner
 from mingle.protocol.phases import Sealing
 from mingle.wire import datagrams
-from tests.support.bystanders import free_udp_port
 from tests.support.in_process import Formed, discovery_of, formed, opened, settings_of
-from tests.support.loopback import answers, busy_port, job_name, until
+from tests.support.loopback import answers, job_name, until
+from tests.support.ports import free_tcp_port, free_udp_port
 
 
 def alone(rank: int | None, **more: Any) -> Discovery:
@@ -176,8 +176,7 @@ def test_connection_opened_ahead_closes_with_its_rank() -> None:
 
 
 def test_the_store_is_on_the_fixed_port() -> None:
-    with busy_port() as port:
-        pass
+    port = free_tcp_port()
     with formed(2, master_port=port) as ranks:
         assert {formation.store_port for _, formation in ranks} == {port}
 
@@ -219,7 +218,7 @@ def test_time_runs_out(rank: int | None) -> None:
     started = time.monotonic()
     with pytest.raises(DiscoveryTimeoutError) as caught:
         waiting.run()
-    assert 0.2 < time.monotonic() - started < 15  # not five minutes
+    assert 0.2 < time.monotonic() - started < 60  # not five minutes
     assert f"UDP port {waiting.settings.port}" in str(caught.value)
     assert "lo 127.0.0.1/8" in str(caught.value)
     assert caught.value.__cause__ is None
@@ -238,10 +237,10 @@ def test_a_store_that_cannot_be_opened_is_everybodys_error(monkeypatch: pytest.M
 
 def test_a_proof_of_the_store_that_blocks_holds_nobody_beyond_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(store, "prove", lambda *_, **__: release.wait(60))
+    monkeypatch.setattr(store, "prove", lambda *_, **__: release.wait(300))
     started = time.monotonic()
     results = outcomes(pair(timeout=1.0))
-    assert time.monotonic() - started < 40  # the proof blocks for longer
+    assert time.monotonic() - started < 120  # the proof blocks for longer
     assert all(isinstance(each, DiscoveryTimeoutError) for each in results)
     release.set()
     until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-abandoned-store-proof"])
@@ -328,7 +327,8 @@ def test_a_serving_thread_that_dies_closes_store_and_sockets_and_tells_who_waits
         with client:
             client.settimeout(30)
             if rank == 0:
-                assert client.recv(1) == b"", "who uses the store fails now, and not at torch's timeout"
+                with contextlib.suppress(ConnectionResetError):  # torch had not accepted it yet
+                    assert client.recv(1) == b"", "who uses the store fails now, and not at torch's timeout"
                 assert not server.held
             else:
                 until(lambda: not server.held)  # a member is lost: the other ranks fail now
@@ -470,7 +470,7 @@ def test_the_watch_is_called_in_the_loop_as_often_as_it_wants() -> None:
         discovery.watch = watch
         assert enough.wait(30)
         assert {name for _, name in calls} == {"mingle-rank"}
-        assert calls[3][0] - calls[0][0] >= 0.15
+        assert calls[3][0] - calls[0][0] >= 0.1  # of 0.15: the first wait counts from before the call
 
 
 def test_closing_says_good_bye_and_is_done_once(ranks: list[Formed]) -> None:
@@ -525,11 +525,10 @@ def test_a_seal_that_is_called_off_while_its_store_is_opened_leaves_one_store(mo
         return open_server(*arguments)
 
     monkeypatch.setattr(store, "open_server", slow)
-    with busy_port() as fixed:
-        pass
+    fixed = free_tcp_port()
     job_id, port = job_name("again"), free_udp_port()
     host, first, second = (
-        discovery_of(settings_of(job_id, rank, 2, port, timeout=20.0, master_port=fixed)) for rank in (0, 1, 1)
+        discovery_of(settings_of(job_id, rank, 2, port, timeout=60.0, master_port=fixed)) for rank in (0, 1, 1)
     )
     with ThreadPoolExecutor(3) as pool:
         hosting, leaving = pool.submit(host.run), pool.submit(first.run)

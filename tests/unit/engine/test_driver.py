@@ -16,6 +16,7 @@ from mingle.config.settings import Network
 from mingle.engine.control_port import ControlPort
 from mingle.network import interfaces
 from mingle.network.connections import CLOSED_BY_PEER
+from mingle.network.directory import Directory
 from mingle.network.folders import Folders, storages
 from mingle.protocol.effects import Dial, Hangup, Reset, Write
 from mingle.protocol.events import (
@@ -33,8 +34,8 @@ from mingle.protocol.events import (
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer
-from tests.support.bystanders import free_udp_port
 from tests.support.noting_driver import SEEK, SESSION, Noting, fail, folder_driver, let_lo_have
+from tests.support.ports import free_udp_port
 
 KEY = JobKey(b"secret", "a job")
 
@@ -193,7 +194,8 @@ def hosted_at(*addresses: str, host: bytes = b"h" * 16) -> Offer:
     return Offer(job="a job", session=SESSION, host=host, addresses=addresses, port=9, world_size=2)
 
 
-def test_a_machine_hears_what_another_shows_in_a_folder(tmp_path: Path) -> None:
+def test_a_machine_hears_what_another_shows_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Directory, "leave_seconds", 60.0)
     with contextlib.ExitStack() as stack:
         host, seeker = folder_driver(stack, tmp_path), folder_driver(stack, tmp_path)
         host.notes.shows = hosted_at("127.0.0.1")

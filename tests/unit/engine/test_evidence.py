@@ -16,8 +16,8 @@ from mingle.protocol.effects import Multicast
 from mingle.protocol.events import (
     FoldersListed,
 )
-from tests.support.bystanders import free_udp_port
 from tests.support.noting_driver import SEEK, Noting, folder_driver
+from tests.support.ports import free_udp_port
 
 
 def test_facts_and_inspection_describe_the_network() -> None:

@@ -17,8 +17,8 @@ from mingle.protocol.events import (
 )
 from mingle.wire import datagrams
 from mingle.wire.datagrams import Offer, Seek
-from tests.support.bystanders import free_udp_port
 from tests.support.noting_driver import MEMBER, SESSION, Noting
+from tests.support.ports import free_udp_port
 
 
 @pytest.fixture

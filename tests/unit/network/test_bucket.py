@@ -104,7 +104,7 @@ def test_the_helper_ends_with_the_connection(place: Bucket) -> None:
     place.list()
     place.close()
     place.close()
-    until(place.helper.ended, 10)
+    until(place.helper.ended)
 
 
 def test_the_helper_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_helper_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
         helper = int(process.stdout.readline())
         os.kill(helper, 0)
         process.kill()
-    until(lambda: not Path(f"/proc/{helper}/cmdline").exists() or not Path(f"/proc/{helper}/cmdline").read_bytes(), 10)
+    until(lambda: not Path(f"/proc/{helper}/cmdline").exists() or not Path(f"/proc/{helper}/cmdline").read_bytes())
 
 
 def test_a_fork_keeps_no_connection(place: Bucket) -> None:
@@ -133,7 +133,7 @@ def test_a_fork_keeps_no_connection(place: Bucket) -> None:
     os.close(reader)
     try:
         place.close()
-        until(place.helper.ended, 10)
+        until(place.helper.ended)
     finally:
         os.close(writer)
         os.waitpid(child, 0)

@@ -57,7 +57,8 @@ def test_an_interface_problem_keeps_its_cause() -> None:
     assert found.interface_problem == ("no eth7; likely cause: it is eth0 here", "name eth0")
 
 
-def test_resolving() -> None:
+def test_resolving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "NAME_SECONDS", 60.0)
     assert inspection.resolve("127.0.0.1") == (["127.0.0.1"], "")
     assert inspection.resolve("fe80::1%lo") == (["fe80::1%1"], "")
     addresses, why = inspection.resolve("a..b")
@@ -81,6 +82,7 @@ def test_a_comment_of_a_rule_can_hold_any_bytes(monkeypatch: pytest.MonkeyPatch,
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(inspection, "TOOL_SECONDS", 60.0)
     (chain,) = inspection.firewall_chains()
     assert (chain.hook, chain.policy, len(chain.rules)) == ("input", "drop", 1)
 
@@ -100,6 +102,7 @@ def test_routes_and_rules_of_a_namespace_of_its_own() -> None:
     program = (
         "from mingle.network import inspection as i; from mingle.network.interfaces import scan\n"
         "import subprocess as s\n"
+        "i.TOOL_SECONDS = 60.0\n"
         "run = lambda text: s.run(text, shell=True, check=True)\n"
         "assert i.default_route() is None or i.default_route() is False, i.default_route()\n"
         "run('ip link set lo up; ip link add near type veth peer name far; ip link set near up; ip link set far up')\n"

@@ -15,7 +15,7 @@ import pytest
 from mingle.diagnostics.diagnosis import Holder
 from mingle.network import inspection
 from mingle.network.inspection import HOLDER_SECONDS, holders
-from tests.support.bystanders import free_udp_port
+from tests.support.ports import free_udp_port
 
 TABLE = """  sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ref pointer drops
   101: 00000000:733B 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4711 2 0000000000000000 0
@@ -135,6 +135,7 @@ def test_this_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     a_proc(tmp_path, pid=os.getpid())
     assert holders(29499) == ()
     monkeypatch.undo()
+    monkeypatch.setattr(inspection, "HOLDER_SECONDS", 60.0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
         own.bind(("127.0.0.1", 0))
         assert holders(own.getsockname()[1]) == ()
@@ -142,6 +143,7 @@ def test_this_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_another_process_is_found_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
+    monkeypatch.setattr(inspection, "HOLDER_SECONDS", 60.0)
     port = free_udp_port()
     program = (
         f"import socket; s = socket.socket(2, 2); s.bind(('127.0.0.1', {port})); print('held', flush=True); input()"

@@ -20,7 +20,7 @@ from mingle.network.local_relay import LocalRelay
 from mingle.network.transport import Received
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import Bye, List, Offer, Seek
-from tests.support.bystanders import free_udp_port
+from tests.support.ports import free_udp_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")
 

@@ -116,7 +116,7 @@ class NameServer:
         self._turns: dict[str, threading.Semaphore] = {}
 
     def getaddrinfo(self, host: str, port: int, family: int = 0, kind: int = 0) -> list[Any]:
-        assert self._turns_of(host).acquire(timeout=10)
+        assert self._turns_of(host).acquire(timeout=60)
         assert kind == socket.SOCK_DGRAM
         self.asked.append((host, port, family))
         answer = self.answers[host]

@@ -14,7 +14,7 @@ import pytest
 
 from mingle.network import transport
 from mingle.network.interfaces import Interface, scan
-from tests.support.bystanders import free_udp_port
+from tests.support.ports import free_udp_port
 
 LO = next(interface for interface in scan() if interface.loopback)
 GROUP = "239.195.1.2"

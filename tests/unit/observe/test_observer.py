@@ -20,8 +20,9 @@ from mingle.observe.observer import Observer, new_name, this_process
 from mingle.protocol.events import Event
 from mingle.wire import datagrams
 from mingle.wire.datagrams import Offer, Seek
-from tests.support.bystanders import free_udp_port, gathering
+from tests.support.bystanders import gathering
 from tests.support.loopback import longer, until
+from tests.support.ports import free_udp_port
 
 
 def finder(observer: Observer, job: str | None, kind: type[Finder] = Finder) -> Finder:

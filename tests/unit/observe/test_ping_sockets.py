@@ -14,13 +14,15 @@ from msgspec import structs
 from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.errors import InterfaceError, MingleError
+from mingle.observe import ping
 from mingle.observe.finder import Finder
 from mingle.observe.observer import Observer, new_name, this_process
 from mingle.observe.ping import Pinger
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import BROWSE_GROUP
 from mingle.wire.echo import EchoReply, EchoRequest
-from tests.support.bystanders import free_udp_port
+from tests.support.loopback import longer
+from tests.support.ports import free_udp_port
 from tests.support.receiving import no_descriptor_leaks
 
 
@@ -28,8 +30,8 @@ class OverError(Exception):
     """What a run waited for is there."""
 
 
-def run_two(networks: tuple[Network, Network]) -> tuple[Pinger, Pinger]:
-    """Let one process ping five times, and another one until the first has ended."""
+def run_two(networks: tuple[Network, Network], count: int = 5) -> tuple[Pinger, Pinger]:
+    """Let one process ping so many times, and another one until the first has ended."""
     over, until = threading.Event(), time.monotonic() + 60
 
     def serve() -> None:
@@ -40,7 +42,7 @@ def run_two(networks: tuple[Network, Network]) -> tuple[Pinger, Pinger]:
         with pytest.raises(OverError):
             other.run(until=until, each=look)
 
-    with Pinger(networks[0], "j", interval=0.1, count=5) as one, Pinger(networks[1], "j", interval=0.1) as other:
+    with Pinger(networks[0], "j", interval=0.1, count=count) as one, Pinger(networks[1], "j", interval=0.1) as other:
         serving = threading.Thread(target=serve)
         serving.start()
         try:
@@ -51,10 +53,19 @@ def run_two(networks: tuple[Network, Network]) -> tuple[Pinger, Pinger]:
         return one, other
 
 
-def test_two_processes_of_one_host_hear_each_other() -> None:
+def test_two_processes_of_one_host_hear_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ping, "WAIT_SECONDS", 30.0)  # a late answer is no lost one
+    monkeypatch.setattr(ping, "GRACE_SECONDS", 30.0)
     network = Network(interfaces=("lo",), port=free_udp_port())
+
+    def hear(pinger: Pinger) -> bool:
+        figures = [peer.figures[way] for peer in pinger.pings.peers.values() for way in ("multicast", "link", "tcp")]
+        return len(figures) == 3 and all(each.received and each.arrived for each in figures)
+
     with no_descriptor_leaks():
-        one, other = run_two((network, network))
+        one, other = longer(
+            lambda seconds: run_two((network, network), count=int(5 * seconds)), lambda both: all(map(hear, both))
+        )
     assert one.interfaces == ("lo",)
     assert "lo" in one.driver.udp.multicasts_on
     for pinger in (one, other):
@@ -68,8 +79,10 @@ def test_two_processes_of_one_host_hear_each_other() -> None:
 
 def test_a_secret_keeps_strangers_out() -> None:
     port = free_udp_port()
-    one, other = run_two(
-        (Network(interfaces=("lo",), port=port, secret=b"a"), Network(interfaces=("lo",), port=port, secret=b"b"))
+    networks = tuple(Network(interfaces=("lo",), port=port, secret=each) for each in (b"a", b"b"))
+    one, other = longer(
+        lambda seconds: run_two(networks, count=int(5 * seconds)),  # type: ignore[arg-type]
+        lambda both: bool(both[0].pings.strangers),
     )
     assert one.pings.peers == other.pings.peers == {}
     assert "127.0.0.1" in one.pings.strangers

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from click.testing import CliRunner
 
+from mingle.engine import store
 from mingle.engine.store import connect_plainly
 from mingle.errors import ConfigurationError
 from mingle.run import port
@@ -66,6 +67,8 @@ def test_the_port_is_none_that_the_kernel_gives_to_outgoing_connections(
 
 def test_more_machines_reach_the_port_than_the_kernel_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "BACKLOG", 0)  # a queue of one place
+    monkeypatch.setattr(port, "END_SECONDS", 30.0)
+    monkeypatch.setattr(store, "CONNECT_SECONDS", 30.0)
     keeper = port.PortKeeper(cast("Driver", None), cast("Any", None), port=None)
     server = keeper.open("127.0.0.1", b"session")
     try:
@@ -77,7 +80,11 @@ def test_more_machines_reach_the_port_than_the_kernel_queues(monkeypatch: pytest
     port.reserve(server.port).close()
 
 
-def test_a_caller_that_does_not_hang_up_leaves_the_port_free_for_a_program_without_options() -> None:
+def test_a_caller_that_does_not_hang_up_leaves_the_port_free_for_a_program_without_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(port, "END_SECONDS", 30.0)
+    monkeypatch.setattr(store, "CONNECT_SECONDS", 30.0)
     keeper = port.PortKeeper(cast("Driver", None), cast("Any", None), port=None)
     server = keeper.open("127.0.0.1", b"session")
     with connect_plainly(server.address, server.port) as caller, socket.socket() as program:

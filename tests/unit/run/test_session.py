@@ -12,21 +12,24 @@ from collections.abc import Iterator
 import pytest
 
 from mingle.protocol.registrar import AHEAD_SECONDS
-from tests.support.bystanders import ROOT, command_environment, free_udp_port
-from tests.support.loopback import job_name, until
+from tests.support.bystanders import ROOT, command_environment
+from tests.support.loopback import job_name, longer, until
+from tests.support.ports import free_udp_port
 from tests.support.run_nodes import COMMAND, SAY, Nodes, has_ended, one
 
 
 def test_an_error_calls_the_machines_nodes() -> None:
-    done = one("--nnodes", "2", "--node-rank", "1", "--job-id", job_name("alone"), "-t", "3", "--", "true")
+    words = ("--nnodes", "2", "--node-rank", "1", "--job-id", job_name("alone"))
+    joined = "1 of 2 nodes joined ("
+    done = longer(lambda seconds: one(*words, "-t", str(3 * seconds), "--", "true"), lambda done: joined in done.stderr)
     assert (done.returncode, "rank" in done.stderr) == (1, False), done.stderr
-    assert "1 of 2 nodes joined (" in done.stderr
+    assert joined in done.stderr
 
 
 def test_lines_that_differ_are_not_blamed_on_a_job_id_that_nobody_gave() -> None:
-    port = free_udp_port()
+    port, differ = free_udp_port(), f"the command lines differ: host {socket.gethostname()}"
     with subprocess.Popen(
-        [*COMMAND, "-vv", "--nnodes", "2", "-t", "60", "--", "echo", "one"],
+        [*COMMAND, "-vv", "--nnodes", "2", "-t", "120", "--", "echo", "one"],
         env=command_environment(port),
         stderr=subprocess.PIPE,
         text=True,
@@ -34,9 +37,12 @@ def test_lines_that_differ_are_not_blamed_on_a_job_id_that_nobody_gave() -> None
         assert other.stderr is not None
         while "seeking" not in (line := other.stderr.readline()):
             assert line
-        done = one("--nnodes", "2", "-t", "3", "--", "echo", "two", MINGLE_PORT=str(port))
+        done = longer(
+            lambda seconds: one("--nnodes", "2", "-t", str(3 * seconds), "--", "echo", "two", MINGLE_PORT=str(port)),
+            lambda done: differ in done.stderr,
+        )
         other.terminate()
-    assert f"the command lines differ: host {socket.gethostname()}" in done.stderr
+    assert differ in done.stderr
     assert "type the same line on every machine" in done.stderr
     assert "same job id" not in done.stderr
 
@@ -205,7 +211,7 @@ def test_a_log_whose_reader_is_gone_ends_nothing(nodes: Nodes) -> None:
 
 
 def test_a_node_rank_that_is_given_twice_is_a_conflict(nodes: Nodes) -> None:
-    nodes.start("-t", "15", "--", "true", given=[0, 1, 1])
+    nodes.start("-t", "60", "--", "true", given=[0, 1, 1])
     refused = next(iter(done for done in _in_order_of_end(nodes)))
     assert refused[0] == 1
     assert "node rank taken (node rank 1 is held by another live node)" in refused[1]

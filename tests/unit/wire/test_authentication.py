@@ -117,7 +117,7 @@ def test_keys_do_not_show_themselves(keep: object) -> None:
         assert shown.endswith("(…)")
 
 
-@settings(derandomize=True, database=None)
+@settings(derandomize=True, database=None, deadline=None)
 @given(st.lists(st.binary(max_size=8), max_size=5), st.lists(st.binary(max_size=8), max_size=5))
 def test_joined_fields_are_equal_only_for_equal_lists(first: list[bytes], second: list[bytes]) -> None:
     assert (join_fields(first) == join_fields(second)) == (first == second)

@@ -345,7 +345,7 @@ def test_clip(text: str, expected: str) -> None:
     assert truncate_utf8(text) == expected
 
 
-@settings(derandomize=True, database=None)
+@settings(derandomize=True, database=None, deadline=None)
 @given(st.text(st.characters()), st.integers(0, 80))
 def test_clip_keeps_to_its_limit_and_gives_text_that_can_be_sent(text: str, limit: int) -> None:
     assert len(truncate_utf8(text, limit).encode()) <= limit
@@ -405,6 +405,7 @@ def test_the_addresses_of_a_job_never_change() -> None:
     assert Group("239.195.254.255", "ff12::8000:0", "ff15::8000:0") == BROWSE_GROUP
 
 
+@settings(derandomize=True, database=None, deadline=None)
 @given(JOB_IDS)
 def test_every_job_lies_in_the_ranges_of_the_standards(job_id: str) -> None:
     check(job_group(job_id))
