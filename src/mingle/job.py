@@ -119,9 +119,9 @@ class _Handle:
 class Job(_Handle):
     """A job that has formed, seen from one rank. A context manager.
 
-    The end of the ``with`` block calls :meth:`close`. A copy (``pickle``, ``copy.copy``, ``copy.deepcopy``,
-    ``dataclasses.replace``) has the attributes, and the members if they had been fetched, but no session: closing it
-    ends nothing.
+    The end of the ``with`` block calls :meth:`close`. A copy (``pickle``, ``copy.copy``, ``copy.deepcopy``) has the
+    attributes, and the members if they had been fetched, but no session: closing it ends nothing. One that
+    ``dataclasses.replace`` makes has the attributes only.
 
     Attributes:
         job_id: the id under which the ranks found each other.

@@ -83,7 +83,7 @@ def _run_deferred() -> None:
             action = _deferred.popleft()
         try:
             action()
-        except Exception:
+        except BaseException:  # a handler that calls sys.exit() ends no process here, and must not end this thread
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
         if os.getpid() != process:  # a handler has forked, and returns in the child as well
             return

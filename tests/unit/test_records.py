@@ -176,6 +176,22 @@ def test_a_job_forms_while_a_handler_blocks_and_no_line_of_the_application_runs_
     assert not any(name.startswith("mingle-") and name != "mingle-log" for name in handler.threads)
 
 
+def test_a_handler_that_exits_silences_no_later_record(
+    handled: Callable[[Handler], Handler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest's own counts SystemExit
+
+    def leave(record: logging.LogRecord) -> None:
+        if "first" in record.getMessage():
+            raise SystemExit(1)
+
+    handler = handled(Handler(leave))
+    for text in ("the first", "the second"):
+        deferring(lambda text=text: records.logger.info(text))  # type: ignore[misc]
+        records.flush()
+    assert [record.getMessage() for record in handler.records] == ["the first", "the second"]
+
+
 def test_replaced_stderr_is_written_to_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[str, str]] = []
 

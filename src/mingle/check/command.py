@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mingle.check.session import Options
     from mingle.config.settings import Arguments
+    from mingle.config.values import Secret
 
     Report = dict[str, Any]
 
@@ -141,7 +142,7 @@ def check(
     by_hand = "world_size" in place
     if by_hand and given is None and _LOCAL not in os.environ:
         output.say(f"mingle-check: the job id is {place['job_id']}; where the users differ, give all the same --job-id")
-    further = _start_further(nproc_per_node - 1) if by_hand else []
+    further = _start_further(nproc_per_node - 1, network.secret) if by_hand else []
     try:
         status = run(
             structs.replace(
@@ -155,6 +156,7 @@ def check(
             Options(backend=backend, max_size=max_size, seconds=seconds),
             as_json=shared.json,
             nnodes=nnodes,
+            per_node=1 if by_hand else nproc_per_node,
             each_machine=by_hand,  # under a launcher the output of all ranks comes to one terminal
         )
     except KeyboardInterrupt:
@@ -205,11 +207,24 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def _start_further(count: int) -> list[subprocess.Popen[bytes]]:
+def _start_further(count: int, secret: Secret | None) -> list[subprocess.Popen[bytes]]:
     if _LOCAL in os.environ:
         return []
+    return [_start_one(secret) for _ in range(count)]
+
+
+def _start_one(secret: Secret | None) -> subprocess.Popen[bytes]:
     line = [sys.executable, "-m", "mingle.check.command", *sys.argv[1:]]
-    return [subprocess.Popen(line, env={**os.environ, _LOCAL: "1"}) for _ in range(count)]
+    environ = {**os.environ, _LOCAL: "1"}
+    if secret is None:
+        return subprocess.Popen(line, env=environ)
+    # Its file can be a pipe, which holds it once, and `<(…)` is closed in a child.
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb"), os.fdopen(writer, "wb", 0) as pipe:
+        process = subprocess.Popen([*line, "--secret-file", f"/dev/fd/{reader}"], env=environ, pass_fds=(reader,))
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+            pipe.write(bytes(secret))
+    return process
 
 
 def run(
@@ -218,6 +233,7 @@ def run(
     *,
     as_json: bool = False,
     nnodes: int | None = None,
+    per_node: int = 1,
     each_machine: bool = True,
     before: Callable[[str], None] = lambda _step: None,
 ) -> int:
@@ -228,6 +244,7 @@ def run(
         options: the same on every rank.
         as_json: whether the report is printed as JSON.
         nnodes: the machines that the user expects; None: any number.
+        per_node: the processes on each machine that the user asks for; 1: as many as there are.
         each_machine: whether the first rank of each machine prints the report, or rank 0 alone.
         before: called on rank 0 with the name of each step, before the step.
     """
@@ -244,6 +261,9 @@ def run(
             show(f"rank {job.rank} of {job.world_size}: job {job.job_id} has formed on {machines}")
             if nnodes not in (None, job.num_nodes):
                 show(f"warning: --nnodes {nnodes} was given, and the ranks are on {machines}")
+            if per_node not in (1, job.local_world_size):
+                here = counted(job.local_world_size, "rank")
+                show(f"warning: --nproc-per-node {per_node} was given, and the launcher has started {here} here")
             report = session.take_part(job, server, options, show, before)
         cut_off = "cut" in report["lost"].values()
         if not cut_off:

@@ -65,8 +65,10 @@ class Probes:
     def _device(self, kind: str) -> torch.device:
         if kind != "cuda":
             return torch.device("cpu")
-        torch.cuda.set_device(self._job.local_rank)
-        return torch.device("cuda", self._job.local_rank)
+        # A launcher can show each rank its own GPU alone.
+        device = torch.device("cuda", self._job.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
 
     def group(self, *, backend: str, seconds: float) -> None:
         """Make the process group."""

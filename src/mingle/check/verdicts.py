@@ -173,8 +173,9 @@ _FAULTS = {
     "interface": (
         "the job uses {used}, and the network {network} ({interfaces}), which {hosts} share as well, is {gain:.1f} "
         "times as fast.",
-        "MINGLE_INTERFACE, GLOO_SOCKET_IFNAME or --interface names the slower network",
-        "set MINGLE_INTERFACE={faster} on every machine (NCCL: NCCL_SOCKET_IFNAME).",
+        "MINGLE_INTERFACE, GLOO_SOCKET_IFNAME or --interface names the slower network, or mingle has chosen it without "
+        "a name: it measures no speed",
+        "set MINGLE_INTERFACE (NCCL: NCCL_SOCKET_IFNAME) to {faster}.",
     ),
     "slow-machine": (
         "all links {ways} {0} are slow: {rate} where the others carry {usual}.",
@@ -273,7 +274,8 @@ def judge(seen: Evidence) -> list[Verdict]:
     if large:
         places = _places(seen, large)
         mtu = max(place.mtu for place in places) or 1500
-        found.append(_verdict("mtu", *places, pairs=_named(seen, large), mtu=mtu, payload=mtu - 28))
+        headers = 48 if any(":" in place.address for place in places) else 28  # of IP and ICMP
+        found.append(_verdict("mtu", *places, pairs=_named(seen, large), mtu=mtu, payload=mtu - headers))
     if torch_fails:
         how = next(iter(torch_fails.values()))
         found.append(_verdict("messages", *_places(seen, torch_fails), pairs=_named(seen, torch_fails), how=how))
@@ -335,7 +337,9 @@ def _interface(seen: Evidence) -> list[Verdict]:
             interfaces=", ".join(names),
             hosts=", ".join(place.name for place in places),
             gain=median(other.rate / other.rate_in_use for other in cases.values()),
-            faster=names[0],
+            faster=f"{names[0]} on every machine"
+            if len(names) == 1
+            else f"its own of {', '.join(names)} on each machine",
         )
     ]
 

@@ -15,7 +15,7 @@ from mingle.cli import output
 from mingle.cli.options import Shared, fail, shared_options
 from mingle.cli.output import Lines, Table
 from mingle.config import settings
-from mingle.errors import counted
+from mingle.errors import MingleError, counted
 from mingle.observe.finder import (
     Finder,
     FoundSession,
@@ -149,8 +149,13 @@ def find(shared: Shared, job: str, export: bool, control: bool) -> None:
         raise click.UsageError(f"--export and {other} can't be combined: --export prints the store for a shell.")
     job = settings.check_job_id(job, "JOB")
     network = shared.network(None if os.environ.get("MINGLE_TIMEOUT", "").strip() else FIND_SECONDS)
-    session, facts = find_job(job, network, control=control)
-    target = session.control() if control else session.target()
+    try:
+        session, facts = find_job(job, network, control=control)
+        target = session.control() if control else session.target()
+    except MingleError:
+        if export:
+            output.answer("false")  # `eval ""` succeeds: a script would go on with an address of before
+        raise
     _log_facts(shared, facts)
     if shared.json:
         output.answer_json("find", record(session, target))

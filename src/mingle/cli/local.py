@@ -233,6 +233,8 @@ def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any]
     with noting_conflict():
         settings.resolve_store_port(environ, shared.arguments, launcher=resolved["launcher"])
     with noting_conflict():
+        settings.resolve_mesh(environ, shared.arguments)
+    with noting_conflict():
         if "MINGLE_JOB_ID" in environ:
             resolved["job_id"] = settings.check_job_id(environ["MINGLE_JOB_ID"], "MINGLE_JOB_ID")
             settings.refuse_backend(resolved["job_id"], "MINGLE_JOB_ID")

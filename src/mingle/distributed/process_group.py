@@ -195,8 +195,26 @@ def check_arguments(group: GroupArguments) -> None:
                 cause=f"init_process_group takes {' or '.join(kind.__name__ for kind in kinds)} there",
                 remedy=f"pass such a value, or leave {name}= out.",
             )
+    if (device := options.get("device_id")) is not None:
+        _check_device(device)
     if group.backend is not None:
         check_backend(group.backend)
+
+
+def _check_device(given: Any) -> None:
+    """Check that a device is an accelerator of this machine, with its index, as `init_process_group` demands."""
+    torch = sys.modules["torch"]
+    there = torch.accelerator.current_accelerator()
+    kind, index = (there and there.type, given) if isinstance(given, int) else (given.type, given.index)
+    if there is not None and kind == there.type and index is not None and index < torch.accelerator.device_count():
+        return
+    raise ConfigurationError.explain(
+        f"device_id={given!r} is no device of this machine with its index.",
+        cause="this torch supports no accelerator, or finds none here"
+        if there is None
+        else f"there are {torch.accelerator.device_count()} devices of the type {there.type}, counted from 0",
+        remedy='pass torch.device("cuda", local_rank), for example, or leave device_id= out.',
+    )
 
 
 def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:

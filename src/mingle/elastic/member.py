@@ -260,9 +260,9 @@ class AgentMember(Candidate):
 
     def host_lost(self, session: KnownSession, reason: str, now: float) -> None:
         """Handle the end of the connection to the host."""
-        if reason == CLOSED_BY_PEER:
-            # A firewall does not forge an orderly close (FIN): the host's process has ended, or the host has dropped
-            # this agent and no longer counts it.
+        # A firewall does not forge an orderly close (FIN): the host's process has ended, or the host has dropped this
+        # agent and no longer counts it. Before JOINED it may not know who called, and count an earlier connection.
+        if reason == CLOSED_BY_PEER and not isinstance(self.state, Joining):
             self._memory.binding.release(session.name)
         super().host_lost(session, reason, now)
         if self.outcome is not None and self.ended_because is None and self.lost_because is None:

@@ -66,6 +66,7 @@ class ControlPort:
 
     def listen_also(self) -> tuple[Address, ...]:
         """Open the port on new addresses; return all that are announced and bound, the earlier ones as well."""
+        self._connections.leave_interfaces(but={each.index for each in self._interfaces.usable})
         return self._bound(self._connections.listen_also)
 
     def listen_locally(self) -> None:

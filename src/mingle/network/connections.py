@@ -11,7 +11,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -132,7 +132,7 @@ class Connections:
                 tries += 1
             else:
                 if self._listeners:
-                    return frozenset(self._listeners)
+                    return self._listened(addresses)
                 if time.monotonic() >= ready_by or not any(":" in address for address, _ in addresses):
                     break
                 time.sleep(_READY_AGAIN_SECONDS)
@@ -161,10 +161,18 @@ class Connections:
     def listen_also(self, addresses: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
         """Listen on further addresses at the same port; return those of all given that are bound now."""
         for address, index in addresses:
-            if (address, index) not in self._listeners:
+            if _bound_as(address, index) not in self._listeners:
                 with contextlib.suppress(OSError):  # not ready yet, or another program's: it is not announced
                     self._open_listener(address, index)
-        return frozenset(addresses).intersection(self._listeners)
+        return self._listened(addresses)
+
+    def _listened(self, addresses: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        return frozenset(each for each in addresses if _bound_as(*each) in self._listeners)
+
+    def leave_interfaces(self, *, but: Collection[int]) -> None:
+        """Close the link-local listeners of all interfaces but these, by index: each container brings and takes one."""
+        for bound in [(address, index) for address, index in self._listeners if index and index not in but]:
+            self._close_listener(self._listeners.pop(bound))
 
     def _open_listener(self, address: str, index: int) -> socket.socket:
         family, own = _endpoint(address, self.port, index)
@@ -179,7 +187,7 @@ class Connections:
         except OSError:
             listener.close()
             raise
-        self._listeners[address, index] = listener
+        self._listeners[_bound_as(address, index)] = listener
         return listener
 
     def _wait_for_callers(self, listener: socket.socket) -> None:
@@ -200,11 +208,15 @@ class Connections:
     def stop_listening(self) -> None:
         """Close all listeners; connections stay."""
         for listener in self._listeners.values():
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(listener)
-            listener.close()
+            self._close_listener(listener)
         self._listeners.clear()
-        self._deaf.clear()
+
+    def _close_listener(self, listener: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(listener)
+        if listener in self._deaf:
+            self._deaf.remove(listener)
+        listener.close()
 
     # --- what the machines want ------------------------------------------------------------------------------------
 
@@ -426,7 +438,12 @@ def _endpoint(address: str, port: int, index: int) -> tuple[socket.AddressFamily
     """Return the family and the socket address of an address; ``index`` is the scope of a link-local one."""
     if ":" not in address:
         return socket.AF_INET, (address, port)
-    return socket.AF_INET6, (address, port, 0, index if address.startswith("fe80:") else 0)
+    return socket.AF_INET6, (address, port, 0, _bound_as(address, index)[1])
+
+
+def _bound_as(address: str, index: int) -> tuple[str, int]:
+    """Return an address with the scope that it is bound with; without one it outlives its interface."""
+    return address, index if address.startswith("fe80:") else 0
 
 
 def bare_address(host: str) -> str:

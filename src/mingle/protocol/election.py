@@ -421,7 +421,9 @@ class Elector(SessionPolicy[KnownSession]):
         if self.finished:
             self._rivals.hang_up()
             return
-        if self.host is None and self.joiner.asked_to_lead:
+        if self.joiner.session is None:
+            self.joiner.asked_to_lead = False  # that host has closed its session in the same read
+        elif self.host is None and self.joiner.asked_to_lead:
             self._lead(now)
         if self.host is not None and (refusal := self.host.gave_way) is not None:
             self._end_host("it can't reach nodes that can form the job without it")

@@ -82,13 +82,14 @@ def test_the_exit_status_says_whether_a_fault_was_named(
 def test_under_a_launcher_one_rank_prints_and_by_hand_one_on_each_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, each_machine: bool, shown: bool
 ) -> None:
-    job = SimpleNamespace(rank=rank, local_rank=0, world_size=2, num_nodes=2, job_id="j")
+    job = SimpleNamespace(rank=rank, local_rank=0, world_size=2, local_world_size=1, num_nodes=2, job_id="j")
     monkeypatch.setattr("mingle.distributed.rendezvous.discover", lambda _arguments: contextlib.nullcontext(job))
     monkeypatch.setattr(session, "take_part", lambda *_given: session.report_of(healthy(), [], 0.0))
-    assert command.run(Arguments(), Options(), nnodes=3, each_machine=each_machine) == 0
+    assert command.run(Arguments(), Options(), nnodes=3, per_node=8, each_machine=each_machine) == 0
     said = capsys.readouterr()
     assert bool(said.out) is shown
     assert ("--nnodes 3 was given, and the ranks are on 2 machines" in said.err) is shown
+    assert ("--nproc-per-node 8 was given, and the launcher has started 1 rank here" in said.err) is shown
 
 
 def test_the_ranks_are_those_of_all_processes_of_all_machines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +181,7 @@ def test_a_signal_ends_the_processes_of_this_machine(monkeypatch: pytest.MonkeyP
         return 0
 
     monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(command, "_start_further", lambda _count: [further])
+    monkeypatch.setattr(command, "_start_further", lambda _count, _secret: [further])
     before = signal.signal(signal.SIGTERM, command._terminate)
     try:
         told = CliRunner().invoke(command.check, ["--nnodes", "2"])
@@ -255,8 +256,13 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
-    [BY_HAND, [*TORCHRUN, "-m", "mingle.check.command"], [*TORCHRUN, "--no-python", "mingle-check"]],
-    ids=["by hand", "torchrun", "torchrun and the console script"],
+    [
+        BY_HAND,
+        ["bash", "-c", '"$@" --secret-file <(echo a-long-secret-of-20-b)', "-", *BY_HAND],
+        [*TORCHRUN, "-m", "mingle.check.command"],
+        [*TORCHRUN, "--no-python", "mingle-check"],
+    ],
+    ids=["by hand", "by hand, the secret from a process", "torchrun", "torchrun and the console script"],
 )
 def test_two_processes_of_one_machine_check_each_other(line: list[str]) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from mingle.check.verdicts import KINDS, Evidence, Other, judge, rounds
 from tests.support.bystanders import ROOT
@@ -176,6 +177,27 @@ def test_the_fix_of_lost_large_messages_fills_a_packet() -> None:
     seen.broken = {(0, 3): "large"}
     (verdict,) = judge(seen)
     assert "`ping -M do -s 1472 ADDRESS`" in verdict.fix, "1500 bytes less the headers of IP and ICMP"
+    seen.places = [structs.replace(each, address="fd00::1") for each in seen.places]
+    (verdict,) = judge(seen)
+    assert "`ping -M do -s 1452 ADDRESS`" in verdict.fix
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "words"),
+    [
+        (("eth1", "eth1"), "set MINGLE_INTERFACE (NCCL: NCCL_SOCKET_IFNAME) to eth1 on every machine"),
+        (("eth1", "ens5"), "to its own of ens5, eth1 on each machine"),
+    ],
+)
+def test_the_fix_of_a_slower_network_names_the_interface_of_each_machine(
+    interfaces: tuple[str, str], words: str
+) -> None:
+    seen = healthy()
+    faster = Other("10.1.0.0/24", interfaces, 9e9, 1e9)
+    seen.others.update({pair: [faster] for pair in itertools.combinations(range(len(seen.places)), 2)})
+    (verdict,) = judge(seen)
+    assert words in verdict.fix
+    assert "or mingle has chosen it" in verdict.cause
 
 
 def test_the_verdict_shows_interface_address_and_mtu_of_both_ends() -> None:

@@ -149,8 +149,8 @@ def test_export_is_what_a_shell_evaluates(port: int) -> None:
     assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "127.0.0.1|29500"
 
 
-@pytest.mark.parametrize("words", [(), ("--export",), ("--json",)])
-def test_a_job_that_gathers_has_no_store_to_print(port: int, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("words", "expected"), [((), ""), (("--export",), "false\n"), (("--json",), "")])
+def test_a_job_that_gathers_has_no_store_to_print(port: int, words: tuple[str, ...], expected: str) -> None:
     with gathering("not yet", port, (0, 2), world_size=3):
         result = longer(
             lambda seconds: command("find", "not yet", "-t", str(seconds), *words, port=port),
@@ -159,7 +159,13 @@ def test_a_job_that_gathers_has_no_store_to_print(port: int, words: tuple[str, .
     assert result.exit_code == 1
     assert "2 of 3 ranks joined, missing ranks: 1" in result.stderr
     assert "--control" in result.stderr
-    assert ("error" in json.loads(result.stdout)) if words == ("--json",) else (result.stdout == "")
+    assert ("error" in json.loads(result.stdout)) if words == ("--json",) else (result.stdout == expected)
+
+
+def test_a_shell_that_evaluates_what_was_not_found_gets_a_failure(port: int) -> None:
+    result = command("find", "nothing", "--export", "-t", "0.5", port=port)
+    assert result.exit_code == 1
+    assert subprocess.run(["sh", "-c", 'eval "$1"', "sh", result.stdout], check=False).returncode == 1
 
 
 @pytest.mark.parametrize("other", ["--control", "--json"])

@@ -176,6 +176,7 @@ def test_every_variable_has_the_section_where_a_reader_looks_for_it() -> None:
         ({"MINGLE_SECRET": "a", "MINGLE_SECRET_FILE": "b"}, "ConfigurationError", "both"),
         ({"MINGLE_TIMEOUT": "5m"}, "ConfigurationError", "MINGLE_TIMEOUT"),
         ({"MINGLE_MASTER_PORT": "abc"}, "ConfigurationError", "MINGLE_MASTER_PORT"),
+        ({"MINGLE_MESH": "yes"}, "ConfigurationError", "MINGLE_MESH"),
         ({**TORCHRUN, "MASTER_PORT": "abc"}, "LauncherError", "MASTER_PORT"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else value,

@@ -112,10 +112,35 @@ def check_options(backend: str, options: Mapping[str, Any]) -> None:
         ({"group_name": 5}, "group_name=5 has the wrong type"),
         ({"device_id": "cuda:0"}, "device_id='cuda:0' has the wrong type"),
         ({"device_id": True}, "device_id=True has the wrong type"),
+        ({"device_id": 0}, "device_id=0 is no device of this machine"),
+        ({"device_id": torch.device("cpu")}, "is no device of this machine"),
     ],
 )
 def test_a_wrong_option(options: dict[str, Any], match: str) -> None:
     refused(match, **options)
+
+
+@pytest.mark.parametrize(
+    ("device", "taken"),
+    [
+        (torch.device("cuda", 1), True),
+        (1, True),
+        (torch.device("cuda", 2), False),
+        (2, False),
+        (torch.device("cuda"), False),
+        (torch.device("xpu", 0), False),
+        (torch.device("cpu", 0), False),
+    ],
+)
+def test_a_device_is_one_of_this_machine_with_its_index(
+    monkeypatch: pytest.MonkeyPatch, device: object, taken: bool
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    if taken:
+        check_options("gloo", {"device_id": device})
+    else:
+        refused("there are 2 devices of the type cuda, counted from 0", device_id=device)
 
 
 def test_the_options_that_an_error_lists_are_public() -> None:
@@ -252,9 +277,8 @@ def test_a_backend_that_torch_loads_when_it_is_asked_for(
         (None, {}),
         ("undefined", {}),
         ("gloo", {"timeout": timedelta(seconds=5), "group_name": "g", "pg_options": None, "device_id": None}),
-        ("GLOO", {"device_id": torch.device("cpu")}),
         ("cpu:gloo", {}),
-        ("fake", {"device_id": 0}),
+        ("fake", {}),
     ],
 )
 def test_options_that_torch_takes_are_accepted(backend: str | None, options: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.election import Elector
 from mingle.protocol.events import Disconnected, Heard, Source, StoreProved, TimerDue
 from mingle.protocol.machine import Context
-from mingle.protocol.member import Joiner
+from mingle.protocol.member import Joiner, Joining
 from mingle.protocol.participant import AwaitingGo
 from mingle.protocol.sessions import KnownSession
 from mingle.wire.datagrams import Offer
@@ -34,7 +34,7 @@ from mingle.wire.frames import (
 )
 from tests.lan.agents import STARTED_AT, AgentGathering, AgentProcess
 from tests.lan.tcp import RESET
-from tests.support.scripted_host import HERE, IDENTITY, SESSION, Alone, running, sealed
+from tests.support.scripted_host import HERE, IDENTITY, SESSION, Alone, offer, running, sealed
 
 OTHER = Offer(
     job="job",
@@ -217,6 +217,19 @@ def formed(alone: Alone, now: float = 2.0) -> tuple[int, AgentMember]:
     assert isinstance(alone.joiner, AgentMember)
     assert alone.joiner.running
     return conn, alone.joiner
+
+
+def test_the_end_of_a_connection_before_joined_sets_no_agent_free() -> None:
+    """The host may count it by an earlier connection, and not know yet who has called."""
+    memory = new_memory()
+    memory.binding.renew(SESSION, 2.0)
+    alone = alone_with(memory)
+    alone.joiner.handle(Heard(offer(), HERE), 2.0)
+    (conn,) = alone.dialed()
+    alone.answer(conn, 2.0)
+    assert alone.step() is Joining
+    alone.joiner.handle(Disconnected(conn, CLOSED_BY_PEER), 4.0)
+    assert memory.binding.holds(4.0)
 
 
 def test_the_end_of_its_binding_is_no_reason_to_wake_up_again_and_again() -> None:

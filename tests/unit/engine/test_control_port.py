@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ipaddress import ip_interface
+from types import SimpleNamespace
 
-from mingle.engine.control_port import listening_addresses
+from mingle.config.settings import Network
+from mingle.engine.control_port import ControlPort, listening_addresses
 from mingle.network.interfaces import Interface
 from mingle.wire import datagrams
 
@@ -23,6 +25,17 @@ def test_the_addresses_to_listen_on() -> None:
     assert [each.address for each in listening_addresses([ETH0], "6")] == ["fd00::1"]
     many = nic("eth2", 4, *(f"10.0.1.{number}/24" for number in range(1, 40)))
     assert len(listening_addresses([many], "auto")) == datagrams.MAX_ADDRESSES
+
+
+def test_further_addresses_are_listened_on_and_interfaces_that_have_gone_are_left() -> None:
+    left: list[set[int]] = []
+    connections = SimpleNamespace(
+        listen_also=lambda addresses: frozenset(addresses[:1]), leave_interfaces=lambda *, but: left.append(but)
+    )
+    interfaces = SimpleNamespace(usable=[ETH0])
+    port = ControlPort(Network(interfaces=()), interfaces, connections)  # type: ignore[arg-type]
+    assert [each.address for each in port.listen_also()] == ["10.0.0.1"]
+    assert left == [{2}]
 
 
 def test_tunnels_and_bridges_are_a_last_resort() -> None:

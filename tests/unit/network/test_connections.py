@@ -37,6 +37,7 @@ from mingle.network.connections import (
 )
 from mingle.network.interfaces import scan
 from tests.support.children import in_child
+from tests.support.loopback import answers
 from tests.support.receiving import no_descriptor_leaks
 
 LO = next(interface for interface in scan() if interface.loopback)
@@ -192,6 +193,26 @@ def test_an_address_that_is_not_ready_is_listened_on_later(loop: Loop) -> None:
     for address in ("127.0.0.1", "127.0.0.3"):
         socket.create_connection((address, port), timeout=30).close()
     assert loop.connections.port == port
+
+
+def test_an_address_whose_interface_is_replaced_stays_bound(loop: Loop) -> None:
+    before, after = ("127.0.0.3", 7), ("127.0.0.3", 8)
+    assert loop.connections.listen([before]) == {before}
+    assert loop.connections.listen_also([after]) == {after}
+    loop.connections.leave_interfaces(but={8})
+    socket.create_connection(("127.0.0.3", loop.connections.port), timeout=30).close()
+
+
+def test_link_local_listeners_end_with_their_interface(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {("fe80::1", 7): "127.0.0.3", ("fe80::1", 8): "127.0.0.4"}
+    monkeypatch.setattr(
+        connections, "_endpoint", lambda address, port, index: (socket.AF_INET, (places[address, index], port))
+    )
+    assert loop.connections.listen(list(places)) == set(places)
+    loop.connections.leave_interfaces(but={8})
+    assert not answers(loop.connections.port, "127.0.0.3")
+    assert answers(loop.connections.port, "127.0.0.4")
+    assert loop.connections.listen_also(list(places)) == set(places), "it comes back"
 
 
 @needs_ipv6

@@ -266,6 +266,19 @@ def test_process_leads_only_if_its_host_asks_in_the_epoch_that_it_has_confirmed(
     assert candidate.asked_to_lead is leads
 
 
+def test_a_host_that_asks_to_be_replaced_and_closes_in_one_breath_is_not_replaced() -> None:
+    """Its process was stopped meanwhile, and reads both at once."""
+    alone = Alone()
+    alone.joiner = machine = elector(HIGH)  # type: ignore[assignment]
+    conn = alone.join(0.05)
+    alone.hear(conn, 0.05, frames.Confirm(session=SESSION, epoch=1))
+    alone.hear(conn, 1.0, frames.Lead(session=SESSION, epoch=1), frames.Closed(session=SESSION, reason="Ctrl-C"))
+    machine.handle(TimerDue(), 1.1)
+    assert machine.host is None
+    assert not machine.joiner.asked_to_lead
+    assert machine.stage() == "seeking"
+
+
 def test_process_that_leads_does_not_close_for_the_host_that_has_asked_it_to() -> None:
     """That host closes, whatever the ids; its announcements are still on their way."""
     alone = Alone()
