@@ -50,7 +50,9 @@ logger = logging.getLogger("mingle")
 )
 @click.option("--nnodes", type=click.IntRange(1, 1_000_000), required=True, metavar="N", help="Number of machines.")
 @click.option(
-    "--job-id", metavar="ID", help="Default: MINGLE_JOB_ID or the launcher's, else one made of the command line."
+    "--job-id",
+    metavar="ID",
+    help="Default: mingle-run- and MINGLE_JOB_ID or the launcher's, else one of the command line.",
 )
 @node_rank_option
 @click.option("--head", metavar="COMMAND", help="The command of node 0, where it differs, as one argument.")
@@ -97,11 +99,13 @@ def run(
             remedy="leave out --mlx: without it, a program that uses mlx.distributed runs alone.",
         )
     words = {False: list(command), True: _split(head) if head is not None else list(command)}
-    for at_node_0, each in words.items():
+    for each in words.values():
         placeholders.check(each)
-        if node_rank is None or (node_rank == 0) is at_node_0:
-            _check_program(each)
     wanted = _settings(shared, nnodes, job_id, node_rank, master_port, mesh, [head or "", *command])
+    asked = None if wanted.placement.node_rank_launched else wanted.placement.node_rank
+    for at_node_0, each in words.items():
+        if asked is None or (asked == 0) is at_node_0:
+            _check_program(each)
     program = Program()
     status = FAILED
     try:
@@ -142,15 +146,17 @@ def _settings(
     mesh: str | None,
     line: Sequence[str],
 ) -> Settings:
-    """Return what the machine needs to find the others.
+    """Return what the machine needs to find the others; warn of variables that look mistyped.
 
     Raises:
         ConfigurationError: a value can't be used, or the port of the program is taken.
     """
     from mingle.config import placement, settings
     from mingle.config.launchers import Placement
+    from mingle.engine import progress
     from mingle.run import port
 
+    progress.point_out_mistyped(os.environ)
     asked = placement.asked_node_rank(os.environ, placement.argued_node_rank(node_rank, "--node-rank"), nodes=nnodes)
     network = shared.network()
     if job_id is None:
@@ -279,8 +285,15 @@ def _attend(program: Program, session: NodeSession | None, *, keep_going: bool) 
             output.say(f"{NAME}: the command runs on (--keep-going): {trouble.observation}")
     if ended or program.interrupted_by is not None:
         if not keep_going:
-            output.say(f"{NAME}: the command {program.how_ended()}; those of the other machines are ended, too.")
-            session.fail(program.how_ended())
+            try:
+                output.say(f"{NAME}: the command {program.how_ended()}; those of the other machines are ended, too.")
+                session.fail(program.how_ended())
+            except Interrupted as interrupted:
+                with contextlib.suppress(Interrupted):
+                    session.fail(program.how_ended(), waits=False)
+                    output.say(f"{NAME}: {interrupted} ended the wait for an answer from node 0.")
+            except MingleError as error:
+                output.complain(error, NAME, as_json=False)
             return program.end()
         program.end()
     return _stay(session, keep_going=keep_going) or ended

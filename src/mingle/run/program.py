@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
+from mingle.cli.options import FAILED
 from mingle.errors import ConfigurationError, MingleError, refused
 
 GRACE_SECONDS = 10.0
@@ -29,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 _FORWARDED = (*_ENDING, "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
-
+logger = logging.getLogger("mingle")
 
 Handler: TypeAlias = Callable[[int, "FrameType | None"], None]
 
@@ -56,6 +58,8 @@ class Program:
         """The processes that this one was the parent of before it became `mingle-run`."""
         self._pending: list[int] | None = None
         """The signals that are held back; None: they are handled at once."""
+        self._refusal_shown = False
+        """Whether the user has been told that the program takes no signal."""
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -132,12 +136,14 @@ class Program:
         return how if self.interrupted_by is None else f"{how} after {_signal_name(self.interrupted_by)}"
 
     def end(self) -> int:
-        """End the program and what it has left behind; return its status."""
+        """End the program and what it has left behind; return its status, or FAILED if it takes no signal."""
         assert self._process is not None
         for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, _KILLED_SECONDS)):
             with contextlib.suppress(Interrupted):  # a second signal ends the patience
                 if self._gone_within(seconds, number):
                     break
+        if self.status is None and not self._send(0):
+            return FAILED
         return self.wait()
 
     def _gone_within(self, seconds: float, number: int) -> bool:
@@ -149,8 +155,11 @@ class Program:
         while True:
             running, orphans = self.status is None, self._orphans()
             for pid in orphans - told:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
+                with contextlib.suppress(ProcessLookupError):
+                    try:
+                        os.kill(pid, number)
+                    except PermissionError as error:
+                        self._point_out_refusal(pid, error)
             told |= orphans
             if not (running or orphans or self._send(0)):
                 return True
@@ -169,13 +178,30 @@ class Program:
         return orphans
 
     def _send(self, number: int) -> bool:
-        """Send a signal to the process group; return whether there is one."""
+        """Send a signal to the process group; return whether there is one that takes it."""
         assert self._process is not None
         try:
             os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):
+        except ProcessLookupError:
+            return False
+        except PermissionError as error:
+            if self.status is None and number != signal.SIGWINCH:
+                self._point_out_refusal(self._process.pid, error)
             return False
         return True
+
+    def _point_out_refusal(self, pid: int, error: PermissionError) -> None:
+        """Say once that a process can't be signaled."""
+        if self._refusal_shown:
+            return
+        refusal = MingleError.explain(
+            f"process {pid} of the command takes no signal from mingle-run: {error.strerror}.",
+            cause="it runs as another user, such as under sudo",
+            remedy=f"end it on this machine, such as by `sudo kill {pid}`; next time, start mingle-run as that user.",
+        )
+        with contextlib.suppress(RuntimeError):  # the signal came while stderr was written, which is not reentrant
+            logger.warning("%s", refusal)
+            self._refusal_shown = True
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         ending = signal.Signals(number).name in _ENDING

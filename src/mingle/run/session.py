@@ -193,13 +193,19 @@ class NodeSession(Discovery):
             self.turn(until)
         return bool(self.ask(lambda: membership.close_reason))
 
-    def fail(self, how: str) -> None:
-        """End the session with a failure of the command, which the other machines hear of."""
+    def fail(self, how: str, *, waits: bool = True) -> None:
+        """End the session with a failure of the command, which the other machines hear of.
+
+        Args:
+            how: how the command ended.
+            waits: whether to wait for node 0's answer.
+        """
         machine, reason = self._part, f"{COMMAND} {how}"
         if isinstance(machine, Host):
             self.close(f"node 0 on host {self.identity.who.hostname}: {reason}")
         else:
-            self._tell(machine, reason, failed=True)
+            if waits:
+                self._tell(machine, reason, failed=True)
             self.close(reason, failed=True)
 
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
 
 from mingle.config.settings import Settings
-from mingle.run.command import run
+from mingle.errors import MingleError
+from mingle.run.command import _attend, run
+from mingle.run.program import Program
+from mingle.run.session import NodeSession
 from tests.support.bystanders import command_environment
 from tests.support.loopback import until
-from tests.support.run_nodes import SAY, Nodes, one
+from tests.support.run_nodes import SAY, Nodes, has_ended, one
 
 
 @pytest.mark.parametrize(
@@ -125,6 +131,31 @@ def test_the_program_of_another_node_need_not_be_there() -> None:
         assert done.returncode == (0 if "--node-rank" in words else 2), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("variables", "status"),
+    [({}, 2), ({"MINGLE_NODE_RANK": "1"}, 0), ({"JOB_COMPLETION_INDEX": "1"}, 2)],
+    ids=["assigned", "by hand", "launched"],
+)
+def test_a_worker_by_environment_need_not_have_the_program_of_node_0(
+    variables: dict[str, str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("mingle.run.command._meet_and_run", lambda *_given, **_more: 0)
+    done = CliRunner().invoke(run, ["--nnodes", "2", "--head", "no-such-program", "--", "true"])
+    assert done.exit_code == status, done.output
+    assert ("the program 'no-such-program' is not there" in done.stderr) == (status == 2)
+
+
+def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINGLE_INTERFACES", "fast0")
+    monkeypatch.setenv("MINGLE_OF_SOMEBODY_ELSE", "x")
+    monkeypatch.setattr("mingle.run.command._meet_and_run", lambda *_given, **_more: 0)
+    done = CliRunner().invoke(run, ["--nnodes", "2", "--", "true"])
+    text = "MINGLE_INTERFACES is set, and mingle reads no such variable; did you mean MINGLE_INTERFACE?"
+    assert (done.exit_code, done.stderr) == (0, f"warning: {text}\n")
+
+
 def test_help_and_version() -> None:
     shown = CliRunner().invoke(run, ["-h"])
     assert shown.exit_code == 0
@@ -229,6 +260,29 @@ def test_the_host_file_is_gone_at_the_end(nodes: Nodes, tmp_path: Path, end: str
         nodes.processes[0].send_signal(signal.SIGTERM)
     assert 0 not in [status for status, _, _ in nodes.ended()]
     assert files() == []
+
+
+class BrokenSession:
+    """The session of a machine whose loop has ended with an error."""
+
+    trouble = None
+
+    def turn(self, _until: float | None = None) -> None:
+        time.sleep(0.01)
+
+    def fail(self, _how: str) -> None:
+        raise MingleError.explain("the loop has ended", cause="a test", remedy="none.")
+
+
+def test_an_error_during_the_good_bye_of_a_failed_command_keeps_its_status_and_ends_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+    program = Program()
+    program.start(["sh", "-c", f"sleep 100 >/dev/null 2>&1 & echo $! > {tmp_path}/worker; exit 3"], os.environ)
+    assert _attend(program, cast("NodeSession", BrokenSession()), keep_going=False) == 3
+    until(lambda: has_ended(int((tmp_path / "worker").read_text())))
+    assert "mingle-run: the loop has ended\n  likely cause: a test" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2"])

@@ -10,10 +10,12 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mingle.cli.options import FAILED
 from mingle.errors import MingleError
 from mingle.run.addresses import private_directory
 from mingle.run.program import Interrupted, Program
@@ -214,6 +216,71 @@ def test_a_stopped_program_is_continued_to_end_and_its_good_end_is_no_success(no
     until(lambda: state(pids[1]) == "T")
     (nodes.folder / "go").touch()
     assert [status for status, _, _ in nodes.ended()] == [3, 1]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    """Give a program that runs and takes no signal, as one of another user."""
+
+    def refuse(_group: int, _number: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    program = Program()
+    with monkeypatch.context() as patched:
+        patched.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+        patched.setattr("mingle.run.program.GRACE_SECONDS", 0.1)
+        patched.setattr("mingle.run.program._KILLED_SECONDS", 0.1)
+        patched.setattr(os, "killpg", refuse)
+        program.start(["sleep", "20"], os.environ)
+        yield program
+    assert program._process is not None
+    program._process.kill()
+    program.wait()
+
+
+def test_a_program_that_takes_no_signal_is_pointed_out_once(refused: Program, caplog: pytest.LogCaptureFixture) -> None:
+    assert refused._process is not None
+    with refused.signals():
+        signal.raise_signal(signal.SIGWINCH)  # of a terminal, which asks for nothing
+        assert not caplog.messages
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    (message,) = caplog.messages
+    assert message.startswith(f"process {refused._process.pid} of the command takes no signal from mingle-run")
+    assert "likely cause: it runs as another user" in message
+    assert f"fix: end it on this machine, such as by `sudo kill {refused._process.pid}`" in message
+    assert refused.status is None
+
+
+def test_a_program_that_takes_no_signal_is_not_waited_for(refused: Program, caplog: pytest.LogCaptureFixture) -> None:
+    assert refused.end() == FAILED
+    assert refused.status is None
+    assert len(caplog.messages) == 1
+
+
+def test_a_leftover_that_takes_no_signal_is_pointed_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the `sudo` of a shell that was ended."""
+
+    def refuse(_pid: int, _number: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+    monkeypatch.setattr("mingle.run.program.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("mingle.run.program._KILLED_SECONDS", 0.1)
+    program = Program()
+    program.start(["false"], os.environ)
+    program.wait()
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as leftover:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", refuse)
+            status = program.end()
+        leftover.kill()
+    assert status == 1
+    assert [message.splitlines()[0] for message in caplog.messages] == [
+        f"process {leftover.pid} of the command takes no signal from mingle-run: Operation not permitted."
+    ]
 
 
 def test_the_children_of_what_became_mingle_run_are_not_the_programs(tmp_path: Path) -> None:

@@ -98,6 +98,25 @@ def test_failure_of_node_0_names_it_and_its_status(nodes: Nodes) -> None:
     assert f"node 0 on host {socket.gethostname()}: its command ended with status 4" in done[2][2]
 
 
+def test_ctrl_c_during_the_good_bye_of_a_failed_command_keeps_its_status_and_ends_its_workers(nodes: Nodes) -> None:
+    worker = "sleep 100 >/dev/null 2>&1 & echo $! > worker; until test -e go; do sleep 0.05; done; exit 3"
+    nodes.start("--head", f"sh -c '{SAY} exec sleep 100'", "--", "sh", "-c", SAY + worker, count=2)
+    nodes.started()
+    node_0, node_1 = nodes.processes
+    node_0.send_signal(signal.SIGSTOP)  # it answers no good-bye
+    (nodes.folder / "go").touch()
+    errors = node_1.stderr
+    assert errors is not None
+    assert "the command ended with status 3" in errors.readline()
+    node_1.send_signal(signal.SIGINT)
+    _, said = node_1.communicate(timeout=60)
+    assert node_1.returncode == 3
+    assert "SIGINT ended the wait for an answer" in said
+    assert has_ended(int((nodes.folder / "worker").read_text()))
+    node_0.send_signal(signal.SIGCONT)
+    assert "its command ended with status 3" in node_0.communicate(timeout=60)[1]
+
+
 @pytest.mark.slow
 def test_with_keep_going_a_failure_ends_no_other_program(nodes: Nodes) -> None:
     # Node 0 fails first, and goes on keeping the others together.
