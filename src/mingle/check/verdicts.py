@@ -175,7 +175,7 @@ _FAULTS = {
         "times as fast.",
         "MINGLE_INTERFACE, GLOO_SOCKET_IFNAME or --interface names the slower network, or mingle has chosen it without "
         "a name: it measures no speed",
-        "set MINGLE_INTERFACE (NCCL: NCCL_SOCKET_IFNAME) to {faster}.",
+        "set {faster} (NCCL: NCCL_SOCKET_IFNAME).",
     ),
     "slow-machine": (
         "all links {ways} {0} are slow: {rate} where the others carry {usual}.",
@@ -337,9 +337,9 @@ def _interface(seen: Evidence) -> list[Verdict]:
             interfaces=", ".join(names),
             hosts=", ".join(place.name for place in places),
             gain=median(other.rate / other.rate_in_use for other in cases.values()),
-            faster=f"{names[0]} on every machine"
+            faster=f"MINGLE_INTERFACE={names[0]} on every machine"
             if len(names) == 1
-            else f"its own of {', '.join(names)} on each machine",
+            else f"MINGLE_INTERFACE on each machine to its own of {', '.join(names)}",
         )
     ]
 

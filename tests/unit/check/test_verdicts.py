@@ -185,8 +185,8 @@ def test_the_fix_of_lost_large_messages_fills_a_packet() -> None:
 @pytest.mark.parametrize(
     ("interfaces", "words"),
     [
-        (("eth1", "eth1"), "set MINGLE_INTERFACE (NCCL: NCCL_SOCKET_IFNAME) to eth1 on every machine"),
-        (("eth1", "ens5"), "to its own of ens5, eth1 on each machine"),
+        (("eth1", "eth1"), "set MINGLE_INTERFACE=eth1 on every machine (NCCL"),
+        (("eth1", "ens5"), "set MINGLE_INTERFACE on each machine to its own of ens5, eth1 (NCCL"),
     ],
 )
 def test_the_fix_of_a_slower_network_names_the_interface_of_each_machine(
