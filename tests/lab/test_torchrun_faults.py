@@ -120,7 +120,7 @@ def test_of_two_nodes_one_goes_on_alone_only_where_that_is_allowed(
     assert "1 of 1 to 2 nodes were there" in failure.message
     assert "it takes 2 to begin, or 1 with --rdzv-conf allow_minority=1" in failure.message
     assert f"missed: host {lost.name} ({lost.address()})" in failure.message
-    assert not [step for step in made.said(rest[0]) if step["at"] > at + 5]
+    assert not [step for step in made.said(rest[0]) if step["at"] > at + 1]
 
 
 @pytest.mark.soak
@@ -151,7 +151,7 @@ def test_a_link_is_cut_and_healed(lab: Lab, job: MakeJob, victim: str, seed: int
     again = made.wait_for_group(rest, since=at)
     print(f"survivors of the {victim}'s cut link trained again after {again - at:.1f} s")
     assert again - at < CUT_SECONDS + made.late_seconds
-    assert not [step for step in made.said(lost) if step["at"] > at + 5]
+    assert not [step for step in made.said(lost) if step["at"] > at + 1]
     lost.heal()
     healed = time.monotonic()
     whole = made.wait_for_group(hosts, since=healed)
