@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.lab import Host, Lab, Rank
-from tests.lab.torchrun_jobs import SOURCES, torchrun
+from tests.lab.host import MODULES
+from tests.lab.torchrun_jobs import torchrun
 from tests.support.documents import ROOT, blocks
 
 _PROGRAMS = Path(__file__).parent / "programs"
@@ -30,7 +31,7 @@ def run(hosts: list[Host], program: str, workers: int) -> list[dict[str, Any]]:
         *("--rdzv-backend=mingle", f"--rdzv-id={program}", f"--nnodes={len(hosts)}", f"--nproc-per-node={workers}"),
         *(f"--rdzv-conf=discovery_timeout={_SECONDS:g}", str(_PROGRAMS / f"{program}.py")),
     ]
-    settings = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCES)}
+    settings = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": MODULES}
     agents: list[Rank[None]] = [host.start(torchrun, command, env=settings) for host in hosts]
     for agent in agents:
         agent.result(_SECONDS)

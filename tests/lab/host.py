@@ -19,6 +19,9 @@ from .network import Network, NetworkNamespace, ruleset
 from .process import Process, Rank
 from .zygote_client import ZygoteClient
 
+MODULES = os.pathsep.join(str(Path(__file__).parents[depth] / name) for depth, name in ((0, "whole_lines"), (2, "src")))
+"""The ``PYTHONPATH`` of programs: the package, installed or not, and what keeps their lines whole."""
+
 T = TypeVar("T")
 Direction = Literal["in", "out"]
 
@@ -241,19 +244,13 @@ class Host:
         """Run a program in this host, by default in the root of the repository.
 
         The scripts of the tests' own environment (``python``, ``torchrun``, ``mingle-discover``) are found
-        first, and the package is importable whether installed or not.
+        first, and the package is importable whether installed or not. What Python programs print is in `stdout`
+        line by line, those of several processes too.
         """
         words = [str(word) for word in command]
         scripts = str(Path(sys.executable).parent)
         path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
-        sources = str(Path(__file__).parents[2] / "src")
-        pid, stdout, stderr = self._spawn(
-            None,
-            words,
-            {"PATH": path, "PYTHONPATH": sources, "PYTHONUNBUFFERED": "1", **(env or {})},
-            cwd,
-            [],
-        )
+        pid, stdout, stderr = self._spawn(None, words, {"PATH": path, "PYTHONPATH": MODULES, **(env or {})}, cwd, [])
         process = Process(self._zygote, f"{Path(words[0]).name} on {self.name}", pid, stdout, stderr)
         self.processes.append(process)
         return process

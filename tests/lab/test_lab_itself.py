@@ -71,6 +71,22 @@ def test_error_in_a_lab_leaves_no_process_and_no_namespace() -> None:
         hosts[0].start(wait_for_ever)
 
 
+def test_lines_of_processes_with_one_output_come_whole_and_at_once(lab: Lab) -> None:
+    program = """
+import os, signal
+parent = os.fork() and os.fork()
+for _ in range(1000):
+    print("a line")
+if parent:
+    os.wait(), os.wait()
+    print("the end")
+    signal.pause()
+"""
+    process = lab.host(lab.network()).run([sys.executable, "-c", program])
+    process.wait_for_output("the end\n")
+    assert process.stdout.splitlines() == ["a line"] * 3000 + ["the end"]
+
+
 @pytest.mark.parametrize(("required", "outcome"), [("0", "1 skipped"), ("1", "1 error")])
 def test_machine_without_the_tools_skips_unless_the_lab_is_required(required: str, outcome: str) -> None:
     test = f"{__file__}::test_multicast_reaches_every_host_of_its_lab_unless_cut_off_and_none_of_another"

@@ -19,7 +19,8 @@ from tests.support.documents import ROOT, named
 from tests.support.levels import repeated
 
 from . import Host, Lab, Rank
-from .torchrun_jobs import SECONDS, SOURCES, torchrun
+from .host import MODULES
+from .torchrun_jobs import SECONDS, torchrun
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -66,7 +67,7 @@ class Restarted:
         """Run the line on these hosts, up to a step."""
         line = ["--rdzv-backend=mingle", "--rdzv-id=restarted", "--nnodes=2:3", "--nproc-per-node=1"]
         line += ["--max-restarts=3", f"--rdzv-conf=discovery_timeout={SECONDS:g},last_call_timeout=3"]
-        env = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCES)}
+        env = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": MODULES}
         for host in hosts:
             arguments = [*line, str(self.script), str(target), str(pause)]
             self.agents[host] = host.start(torchrun_in, str(self.directory), arguments, env=env)
@@ -160,7 +161,7 @@ class Spread(Restarted):
     def start(self, target: int, *hosts: Host, pause: float = 0.0) -> None:
         line = ["--rdzv-backend=mingle", "--rdzv-id=spread", "--nnodes=3", "--nproc-per-node=1", "--max-restarts=3"]
         line += [f"--rdzv-conf=discovery_timeout={SECONDS:g}"]
-        env = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCES)}
+        env = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": MODULES}
         for host in hosts:
             (own := self.directory / host.name).mkdir(exist_ok=True)
             self.agents[host] = host.start(

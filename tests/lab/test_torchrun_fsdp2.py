@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from . import Host, Lab, Rank
-from .torchrun_jobs import SECONDS, SOURCES, torchrun
+from .host import MODULES
+from .torchrun_jobs import SECONDS, torchrun
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -33,7 +34,7 @@ def start(
         *("--max-restarts=3", f"--rdzv-conf=discovery_timeout={SECONDS:g},last_call_timeout=3", str(_SCRIPT)),
         *(f"--checkpoints={checkpoints}", f"--steps={steps}", f"--save-every={save}", "--log-every=1", "--batch=12"),
     ]
-    env = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCES)}
+    env = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": MODULES}
     return [host.start(torchrun, line, env=env) for host in hosts]
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from . import Host, Rank, report
+from .host import MODULES
 from .scenarios import report_log
 
 SCRIPT = Path(__file__).with_name("training.py")
-SOURCES = Path(__file__).parents[2] / "src"
 SECONDS = 90.0
 """Far above what a step of a scenario needs: workers are fresh interpreters, and machines are loaded."""
 INSTALLED = "the entry point is not installed: `make test` installs the tree, or `pip install --no-deps -e .`"
@@ -69,7 +69,7 @@ class Job:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
-        self.env = {"MINGLE_PROGRESS": "off", "PYTHONPATH": str(SOURCES), **(env or {})}
+        self.env = {"MINGLE_PROGRESS": "off", "PYTHONPATH": MODULES, **(env or {})}
         self.stop_file = directory / f"{name}.stop"
         self.fail_file = directory / f"{name}.fail"
         self.agents: dict[Host, Rank[None]] = {}
