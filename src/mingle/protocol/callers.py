@@ -8,15 +8,15 @@ repeatedly, or does not read, would otherwise occupy the host and fill its memor
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from mingle.protocol.effects import Effect, Hangup, Write
+from mingle.protocol.effects import Effect, Hangup, Reset, Write
 from mingle.protocol.handshake import HostConversation
+from mingle.protocol.sources import Sources
 from mingle.wire import frames
 from mingle.wire.frames import body_of
 
@@ -38,8 +38,6 @@ STRANGERS_SHARE = 8
 """Each kind gets at most this fraction (one in N) of the process's free descriptors."""
 RANKS_SHARE = 4
 """The additional places for awaited ranks get this fraction. The process keeps a quarter for itself."""
-SOURCE_SHARE = 2
-"""One address can hold this fraction of the places, so a flood from one machine displaces no other caller."""
 ROOM_SECONDS = 0.1
 """How long a measurement of the free descriptors stays valid."""
 
@@ -65,47 +63,6 @@ class Caller(Struct, frozen=True):
     def as_seen(self, who: frames.ProcessInfo) -> frames.ProcessInfo:
         """Return a caller's description of itself, with the address that is seen here."""
         return msgspec.structs.replace(who, address=self.address)
-
-
-class _CallerQueue:
-    """Connections in order of arrival, and by their source address."""
-
-    def __init__(self) -> None:
-        self._sources: dict[int, str] = {}
-        self._by_source: dict[str, dict[int, None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-    def too_many(self, source: str, strangers: int, ranks: int) -> list[int]:
-        """Return which must go before one of this address comes: the oldest, of its own address if that has too many.
-
-        Args:
-            source: the address.
-            strangers: how many can stay regardless of their kind.
-            ranks: how many more can stay, one for each expected rank.
-        """
-        alike = self._by_source.get(source, {})
-        excess = len(alike) + 1 - max(1, strangers // SOURCE_SHARE + ranks)
-        gone = list(itertools.islice(alike, max(0, excess)))
-        excess = len(self) - len(gone) + 1 - max(1, strangers + ranks)
-        others = (conn for conn in self._sources if conn not in gone)
-        return gone + list(itertools.islice(others, max(0, excess)))
-
-    def add(self, conn: int, source: str) -> None:
-        self._sources[conn] = source
-        self._by_source.setdefault(source, {})[conn] = None
-
-    def discard(self, conn: int) -> bool:
-        """Forget a connection; return whether it was known."""
-        source = self._sources.pop(conn, None)
-        if source is None:
-            return False
-        alike = self._by_source[source]
-        del alike[conn]
-        if not alike:
-            del self._by_source[source]
-        return True
 
 
 class Callers:
@@ -146,8 +103,8 @@ class Callers:
         self._room = 0
         """The measured number of free descriptors, plus those held by callers without a seat."""
         self._measure_at = float("-inf")
-        self._unproved = _CallerQueue()
-        self._observers = _CallerQueue()
+        self._unproved = Sources()
+        self._observers = Sources()
         """Those that have proved themselves and have no seat, nor have asked for one."""
         self._deadlines: dict[int, float] = {}
         """By when a caller has to prove itself, or to ask for a seat; the earliest first."""
@@ -165,7 +122,7 @@ class Callers:
         return list(self._callers)
 
     def accepted(self, conn: int, address: str, now: float) -> None:
-        """Handle a new connection; in a flood the oldest caller that has proved nothing is dropped."""
+        """Handle a new connection; in a flood one that has proved nothing is dropped for it, of the flood's own."""
         if now >= self._measure_at:
             self._room = self._free_files() + len(self._unproved) + len(self._observers)
             self._measure_at = now + ROOM_SECONDS
@@ -179,15 +136,17 @@ class Callers:
         """Take note of the number of ranks without a seat, and of whether the session takes members."""
         self._awaited, self._sealed = ranks, sealed
 
-    def _make_room(self, queue: _CallerQueue, address: str) -> None:
+    def _make_room(self, queue: Sources, address: str) -> None:
         most, ranks = (
             (MAX_UNPROVED, 0 if self._sealed else self._awaited)
             if queue is self._unproved
             else (MAX_OBSERVERS, self._expected)
         )
         strangers = min(MAX_WHEN_SEALED if self._sealed else most, self._room // STRANGERS_SHARE)
-        for conn in queue.too_many(address, strangers, min(ranks, self._room // RANKS_SHARE)):
-            self.hang_up(conn)
+        for conn in queue.too_many(address, strangers + min(ranks, self._room // RANKS_SHARE)):
+            # An orderly close would wait, with the descriptor, until the caller has read what was sent to it.
+            self.forget(conn)
+            self._effects.append(Reset(conn))
 
     def received(self, conn: int, untrusted: bytes, now: float) -> list[frames.AnyFrame]:
         """Take a caller's bytes and return the frames in them that came after its proof.

@@ -13,7 +13,6 @@ has said that it runs.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct, field
@@ -22,6 +21,7 @@ from mingle.protocol.effects import Dial, Effect, Hangup, Inspect, Write
 from mingle.protocol.events import Accepted, BytesReceived, Connected, ConnectionEvent, Disconnected, Inspected
 from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.protocol.machine import Context, Endpoints, Identity
+from mingle.protocol.sources import Sources
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES, Rejected
 from mingle.wire.frames import PADDING_BYTES, Failure, Target, Unreached
@@ -425,6 +425,7 @@ class Answerer:
         self._session = b""
         self._addresses: tuple[str, ...] = ()
         self._callers: dict[int, _Caller] = {}
+        self._sources = Sources()
 
     @property
     def port(self) -> int:
@@ -450,12 +451,12 @@ class Answerer:
         self._addresses = tuple(dict.fromkeys((*addresses, *own)))[:MAX_ADDRESSES]
 
     def accepted(self, event: Accepted, now: float) -> None:
-        """Handle a new connection; the oldest makes room for it."""
+        """Handle a new connection; in a flood one of the flood's own makes room for it."""
         if not self._session or self.endpoints is None:
             self._effects.append(Hangup(event.conn))
             return
         most = min(MAX_CALLERS, self._context.free_files() // CALLERS_SHARE)
-        for conn in list(itertools.islice(self._callers, max(0, len(self._callers) + 1 - max(1, most)))):
+        for conn in self._sources.too_many(event.address, most):
             self._hang_up(conn)
         identity = self._identity
         conversation = HostConversation(
@@ -467,12 +468,13 @@ class Answerer:
             key=self._context.key,
         )
         self._callers[event.conn] = _Caller(conversation, now + CALLER_SECONDS)
+        self._sources.add(event.conn, event.address)
         self._write(event.conn)
 
     def handle(self, event: ConnectionEvent) -> None:
         """Process what has happened on one of these connections."""
         if isinstance(event, Disconnected):
-            del self._callers[event.conn]
+            self._forget(event.conn)
         elif isinstance(event, BytesReceived):
             self._received(event.conn, event.untrusted)
 
@@ -500,10 +502,13 @@ class Answerer:
             self._effects.append(Write(conn, data))
 
     def _hang_up(self, conn: int) -> None:
-        data = self._callers.pop(conn).conversation.data_to_send()
-        if data:
-            self._effects.append(Write(conn, data))
+        self._write(conn)
+        self._forget(conn)
         self._effects.append(Hangup(conn))
+
+    def _forget(self, conn: int) -> None:
+        del self._callers[conn]
+        self._sources.discard(conn)
 
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`."""

@@ -11,11 +11,10 @@ from mingle.protocol.callers import (
     PROOF_SECONDS,
     RANKS_SHARE,
     ROOM_SECONDS,
-    SOURCE_SHARE,
     STRANGERS_SHARE,
     Callers,
 )
-from mingle.protocol.effects import Effect, Hangup, Write
+from mingle.protocol.effects import Effect, Hangup, Reset, Write
 from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.frames import ProcessInfo, Purpose
@@ -126,7 +125,7 @@ def test_probing_caller_gains_nothing_by_sending_join() -> None:
     called.prove(0)
     called.members[0].send(JOIN)
     called.say(0)
-    for conn in range(1, MAX_OBSERVERS // SOURCE_SHARE + 1):
+    for conn in range(1, MAX_OBSERVERS + 1):
         called.call(conn, purpose="probe", source="10.0.0.0")
         called.prove(conn)
     assert 0 not in called.callers
@@ -137,17 +136,12 @@ def test_without_a_seat_no_more_are_kept_than_there_is_room_for(purpose: Purpose
     called = Called(expected=5)
     called.call(0, source="10.9.9.9", purpose="probe")
     called.prove(0)
-    room = MAX_OBSERVERS // SOURCE_SHARE + 5
-    for conn in range(1, room + 3):
+    room = MAX_OBSERVERS + 5
+    for conn in range(1, room + 2):
         called.call(conn, purpose=purpose, source="10.0.0.1")
         called.prove(conn)
-    assert called.callers.connections() == [0, *range(3, room + 3)]
+    assert called.callers.connections() == [0, *range(3, room + 2)]
     assert called.gone == [1, 2], "the rivals are to know"
-    for conn in range(room + 3, MAX_OBSERVERS + 5 + 6):
-        called.call(conn, purpose=purpose, source="10.0.0.2")
-        called.prove(conn)
-    assert len(called.callers.connections()) == MAX_OBSERVERS + 5
-    assert 0 not in called.callers, "the oldest of all"
 
 
 def test_only_those_whose_time_is_over_are_hung_up_on() -> None:
@@ -161,24 +155,28 @@ def test_only_those_whose_time_is_over_are_hung_up_on() -> None:
     assert called.callers.next_timer() == 1.5 + PROOF_SECONDS
 
 
-def test_a_flood_pushes_out_the_oldest_that_has_proved_nothing_and_nobody_else() -> None:
+def test_a_flood_pushes_out_its_own_and_nobody_who_has_proved_itself() -> None:
     called = Called()
-    called.call(1)
+    called.call(1, source="10.0.2.9")
     called.prove(1)
     called.carry()
     for conn in range(2, MAX_UNPROVED + 3):
         called.callers.accepted(conn, f"10.0.{conn % 3}.9", 0.0)
-    assert [effect for effect in called.effects if isinstance(effect, Hangup)] == [Hangup(2)]
+    assert [effect for effect in called.effects if not isinstance(effect, Write)] == [Reset(2)]
     assert 1 in called.callers
 
 
-def test_a_flood_from_one_address_pushes_out_nobody_else() -> None:
+@pytest.mark.parametrize("addresses", [1, 2, 20])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_flood_from_some_addresses_pushes_out_nobody_else(addresses: int, sealed: bool) -> None:
+    """However many come between a latecomer's connection and its first words."""
     called = Called()
-    called.callers.accepted(1, "10.0.0.1", 0.0)
+    called.callers.expect(0, sealed=sealed)
+    called.call(1, source="10.0.0.1")
     for conn in range(2, 3 * MAX_UNPROVED):
-        called.callers.accepted(conn, "10.0.0.9", 0.0)
+        called.callers.accepted(conn, f"10.0.1.{conn % addresses}", 0.0)
     assert 1 in called.callers
-    assert len(called.callers.connections()) == 1 + MAX_UNPROVED // SOURCE_SHARE
+    assert len(called.callers.connections()) == (MAX_WHEN_SEALED if sealed else MAX_UNPROVED)
     called.callers.handle_timer(PROOF_SECONDS)
     assert called.callers.connections() == []
     assert called.callers.next_timer() is None

@@ -542,6 +542,10 @@ def test_member_takes_no_more_callers_than_its_descriptors_allow() -> None:
     for conn in range(50):
         answerer.accepted(Accepted(conn, "10.0.0.2"), 0.0)
     assert [conn for conn in range(50) if answerer.owns(conn)] == list(range(40, 50))
+    answerer.accepted(Accepted(50, "10.0.0.3"), 0.0)
+    for conn in range(51, 80):
+        answerer.accepted(Accepted(conn, "10.0.0.2"), 0.0)
+    assert [conn for conn in range(80) if answerer.owns(conn)] == [50, *range(71, 80)], "a flood displaces its own"
 
 
 def test_caller_that_says_nothing_goes_after_a_while() -> None:
