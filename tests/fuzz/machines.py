@@ -7,7 +7,7 @@ import itertools
 import random
 from typing import TypeAlias
 
-from mingle.protocol.effects import CloseStore, Dial, Hangup, Inspect, OpenStore, PrepareStore, ProveStore, Write
+from mingle.protocol.effects import CloseStore, Dial, Hangup, Inspect, OpenStore, PrepareStore, ProveStore, Reset, Write
 from mingle.protocol.election import Elector
 from mingle.protocol.events import (
     Accepted,
@@ -175,7 +175,7 @@ class Theatre:
             case Write(conn, data):
                 if conn in self._open:
                     self._open[conn].heard(data)
-            case Hangup(conn):
+            case Hangup(conn) | Reset(conn):
                 self._open.pop(conn, None)
             case PrepareStore():
                 if machine.hosting is not None and rng.random() < 0.8:

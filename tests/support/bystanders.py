@@ -17,7 +17,7 @@ from pathlib import Path
 from mingle.config.settings import Network
 from mingle.observe.finder import Finder
 from mingle.observe.observer import Observer
-from mingle.protocol.effects import Answer, Dial, Effect, Hangup, Multicast, Notice, OpenStore, ProveStore, Write
+from mingle.protocol.effects import Answer, Dial, Effect, Hangup, Multicast, Notice, OpenStore, ProveStore, Reset, Write
 from mingle.protocol.events import (
     Accepted,
     Address,
@@ -127,7 +127,7 @@ class Wire:
             case Write(conn, data):
                 if (end := self._ends.get((address, conn))) is not None and self.machines[end[0]].owns(end[1]):
                     self.machines[end[0]].handle(BytesReceived(end[1], data), self.now)
-            case Hangup(conn):
+            case Hangup(conn) | Reset(conn):
                 if (end := self._ends.pop((address, conn), None)) is not None:
                     self._ends.pop(end, None)
                     if self.machines[end[0]].owns(end[1]):
@@ -212,7 +212,7 @@ class Rank:
                         self.rank.handle(StoreOpened(epoch, STORE_PORT, "token"), self._clock())
                     case ProveStore(epoch, session=session):
                         self.rank.handle(StoreProved(session, epoch), self._clock())
-                    case Multicast() | Answer() | Dial() | Write() | Hangup() | Notice():
+                    case Multicast() | Answer() | Dial() | Write() | Hangup() | Reset() | Notice():
                         done.append(effect)
         return done
 
