@@ -312,11 +312,14 @@ def _pass_on(caller: socket.socket, host: socket.socket) -> bytes:
         readable, _, _ = select.select([caller, host], [], [], 5)
         for source, target in ((caller, host), (host, caller)):
             if source in readable:
-                piece = source.recv(65536)
+                try:
+                    piece = source.recv(65536)
+                    said += piece if source is caller else b""
+                    target.sendall(piece)
+                except ConnectionError:  # one side was too late for the other
+                    return said
                 if not piece:
                     return said
-                said += piece if source is caller else b""
-                target.sendall(piece)
 
 
 def locate(job_id: str, address: str) -> tuple[str, int]:

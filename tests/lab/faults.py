@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from unittest import mock
 
-from . import UDP, Host, Lab, Rank
+from . import UDP, Host, Lab, LabError, Rank
 from .commands import HOLD_PORT, attempt, command, speak_another_version
 from .scenarios import wait_for_log
 
@@ -32,10 +33,11 @@ def tried(lab: Lab, check: Callable[[Lab], None]) -> None:
         with Lab() if number else contextlib.nullcontext(lab) as fresh, mock.patch(f"{__name__}.SECONDS", seconds):
             try:
                 check(fresh)
-            except AssertionError as error:
+            except (AssertionError, LabError) as error:
                 if number == ATTEMPTS - 1:
                     raise
                 print(error)
+                time.sleep(5.0 * (number + 1))  # until what has kept the machine busy is over
             else:
                 return
 

@@ -82,7 +82,7 @@ def test_given_ranks_meet_in_any_order(lab: Lab, seed: int) -> None:
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_torchrun_agents_go_on_without_the_host(lab: Lab, job: MakeJob, seed: int) -> None:
     hosts, store = hosts_and_store(lab, 3)
-    start(store)
+    start(store, tell=False)
     made = job(f"bucket-{seed}", "2:3", restarts=3, env=peers(store))
     made.start(*hosts)
     made.wait_for_group(hosts)
@@ -126,7 +126,7 @@ def test_the_objects_of_a_killed_job_do_not_delay_the_next(lab: Lab, seed: int, 
     print(f"elapsed: {took:.2f} s, without the objects: {undisturbed:.2f} s")
     # Two runs differ by the time that is left until the next turn, whatever lies there. A session that does not answer
     # would count as alive for 10 s.
-    assert took < max(undisturbed, UNDISTURBED_SECONDS) + 5
+    assert took < max(undisturbed, UNDISTURBED_SECONDS) + 8
 
 
 def elapsed(hosts: list[Host], store: Host, name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -20,7 +21,7 @@ from mingle.wire import datagrams
 from mingle.wire.datagrams import job_group
 from tests.support.levels import chosen, repeated, soaking
 
-from . import Host, Lab, report
+from . import Host, Lab, LabError, report
 from .scenarios import TIMEOUT, check, discover_only, least, report_log, results, train, wait_for_log
 from .test_timeouts import failure, timed
 
@@ -69,6 +70,7 @@ def test_rank_killed_while_the_job_seals_is_replaced(lab: Lab, victim: int, seed
     wait_for_log(ranks[1], "confirmed")
     threading.Event().wait(random.Random(seed).uniform(0, 0.004))
     ranks[victim].kill()
+    threading.Event().wait(1.0)  # what GO has reached says so by then
     if any(
         event.name == "formed" or event.data.get("text", "").endswith("running, 3/3 joined")
         for rank in ranks
@@ -170,7 +172,7 @@ def test_a_forked_child_of_a_killed_rank_zero(lab: Lab) -> None:
     ranks = [hosts[0].start(train, "forked", 0, 3), worker, hosts[2].start(train, "forked", 2, 3)]
     together = results(ranks)
     check(together, hosts, hosts[0])
-    assert together[0]["elapsed"] < 9
+    assert together[0]["elapsed"] < 25
 
 
 BUSY_SECONDS = 10.0
@@ -207,9 +209,10 @@ def test_rank_zero_is_away_while_the_job_seals(lab: Lab, fault: str, seed: int) 
     wait_for_log(ranks[1], "seated")
     ranks.append(hosts[2].start(train, f"pause {seed}", 2, 3))
     threading.Event().wait(random.Random(seed).uniform(0, 0.03))
-    hosts[0].cut() if fault == "cut" else ranks[0].stop()
-    threading.Event().wait(AWAY_SECONDS[fault])
-    hosts[0].heal() if fault == "cut" else ranks[0].resume()
+    with contextlib.suppress(LabError):  # it may have formed and ended already
+        hosts[0].cut() if fault == "cut" else ranks[0].stop()
+        threading.Event().wait(AWAY_SECONDS[fault])
+        hosts[0].heal() if fault == "cut" else ranks[0].resume()
     check(results(ranks), hosts, hosts[0])
 
 
@@ -223,7 +226,8 @@ def test_rank_zero_is_away_for_good(lab: Lab, phase: str, fault: str) -> None:
     host_zero.wait_for("started")
 
     def away() -> None:
-        hosts[0].cut() if fault == "cut" else host_zero.stop()
+        with contextlib.suppress(LabError):  # it may have formed and ended already
+            hosts[0].cut() if fault == "cut" else host_zero.stop()
 
     if phase == "seeking":
         away()

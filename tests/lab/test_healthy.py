@@ -84,9 +84,9 @@ def test_an_older_program_that_shares_the_port_is_a_rank(lab: Lab) -> None:
 def test_watch_tells_who_comes_and_goes(lab: Lab) -> None:
     lan = lab.network()
     hosts = [lab.host(lan) for _ in range(3)]
-    watching = start(hosts[2], "watch --timeout 25")
+    watching = start(hosts[2], "watch --timeout 45")
     # Rank 1 ends first: a rank that looks for its host again is seen, too, and tells nobody of its end.
-    ranks = [try_rank(hosts[0], 0, 3, discovery_timeout=9), try_rank(hosts[1], 1, 3, discovery_timeout=5)]
+    ranks = [try_rank(hosts[0], 0, 3, discovery_timeout=20), try_rank(hosts[1], 1, 3, discovery_timeout=12)]
     for rank in ranks:
         rank.result()
     status, text = watching.result(60)

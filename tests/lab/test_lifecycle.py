@@ -25,6 +25,7 @@ def again_and_again(rank: int, notebook: bool) -> list[int]:
             job = mingle.init("again", rank=rank, world_size=2, backend="gloo", discovery_timeout=TIMEOUT)
             sums.append(sum_of_ranks())
             assert [member.rank for member in job.members] == [0, 1]
+            dist.barrier()  # rank 0 could end the job before rank 1 has asked for the members
             if not notebook:
                 gloo.settle()  # torch before 2.8 may hang in the next line without it
                 dist.destroy_process_group()

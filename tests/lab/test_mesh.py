@@ -220,7 +220,7 @@ def test_with_off_the_job_forms_all_the_same(lab: Lab, seed: int) -> None:
     ranks = [host.start(join, f"off {seed}", rank, mesh="off") for rank, host in enumerate(hosts)]
     ends = [rank.result(2 * TIMEOUT) for rank in ranks]
     assert {kind for _, kind, _ in ends} == {"formed"}, ends
-    assert max(seconds for seconds, *_ in ends) < 6, ends
+    assert max(seconds for seconds, *_ in ends) < (6 if soaking() else 20), ends
 
 
 @pytest.mark.soak
@@ -261,16 +261,16 @@ def test_mingle_run_warns_or_refuses(lab: Lab, mesh: str, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_mingle_check_names_the_pair(lab: Lab, seed: int) -> None:
     hosts = four(lab)[:3]
     hosts[1].drop(from_host(hosts[2]))
     line = [sys.executable, "-m", "mingle.check.command", "--nnodes=3", "--json", "--mesh=on"]
     # Given ranks: of assigned ones, a process of the pair could be elected first, and the other can't join it.
-    ranks = [{"MINGLE_RANK": str(rank), "MINGLE_WORLD_SIZE": "3", "MINGLE_TIMEOUT": "30"} for rank in range(3)]
+    ranks = [{"MINGLE_RANK": str(rank), "MINGLE_WORLD_SIZE": "3", "MINGLE_TIMEOUT": "90"} for rank in range(3)]
     processes = [host.run(line, env=env) for host, env in zip(hosts, ranks, strict=True)]
-    assert [process.wait(2 * TIMEOUT) for process in processes] == [1, 1, 1]
+    assert [process.wait(150) for process in processes] == [1, 1, 1]
     (error,) = {json.dumps(json.loads(process.stdout)["error"]) for process in processes}
     assert json.loads(error)["type"] == "ConnectivityError"
     assert "host host2 (10.77.0.2 on eth0)" in error
@@ -312,7 +312,8 @@ def test_no_alarm_where_packets_are_lost_processors_are_busy_and_a_rank_is_stopp
         wait_for_log(ranks[-1], "joining")
         threading.Event().wait(chance.uniform(0, chance.choice((0.02, 0.5))))
         victim = chance.choice(ranks)
-        os.kill(victim.pid, signal.SIGSTOP)
-        threading.Event().wait(3.0)
-        os.kill(victim.pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # it may have formed and ended already
+            os.kill(victim.pid, signal.SIGSTOP)
+            threading.Event().wait(3.0)
+            os.kill(victim.pid, signal.SIGCONT)
         check(results(ranks), hosts, hosts[0])

@@ -66,7 +66,7 @@ def test_a_name_that_is_complete_only_after_5_seconds(lab: Lab, first: str) -> N
         ranks = [host.start(assigned, "names", 4, env=env) for host in hosts]
         found = results(ranks)
         check_assigned(found, hosts)
-    assert max(result["elapsed"] for result in found) < 15
+    assert max(result["elapsed"] for result in found) < 25
 
 
 @pytest.mark.soak
@@ -124,7 +124,7 @@ def test_the_commands_ask_peers_as_well(lab: Lab) -> None:
     for rank in running:
         rank.wait_for("running")
     for job_id in ("first", "second"):
-        wait_for_log(hosts[0].start(hold, job_id, 0, 2), "1/2 joined")
+        wait_for_log(hosts[0].start(hold, job_id, 0, 2, discovery_timeout=180), "1/2 joined")
 
     def listing(seconds: float) -> Process:
         command = hosts[1].run(["python", "-m", "mingle", "list", "--peers", address, "--timeout", f"{seconds:g}"])

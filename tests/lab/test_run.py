@@ -265,5 +265,5 @@ def test_static_torchrun_on_three_hosts_with_two_workers_each(lab: Lab, tmp_path
     words = ("--", sys.executable, "-m", "torch.distributed.run", *place, *master, "--nproc-per-node=2", str(script))
     processes = [start(host, *words) for host in hosts]
     assert [process.wait(240) for process in processes] == [0, 0, 0]
-    records = [json.loads(text) for process in processes for text in process.stdout.splitlines() if text[0] == "["]
+    records = [json.loads(text) for process in processes for text in process.stdout.splitlines() if text[:1] == "["]
     assert sorted(records) == [[rank, 21.0, "eth0"] for rank in range(6)]

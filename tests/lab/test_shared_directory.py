@@ -113,7 +113,7 @@ def test_check_and_the_commands_of_discover_look_into_a_directory(lab: Lab, tmp_
     hosts = without_udp(lab, 3)
     discover = [sys.executable, "-m", "mingle"]
     shared = ["--peers", f"dir:{tmp_path}"]
-    waiting = hosts[0].start(hold, "waiting", 0, 2, env=peers(tmp_path))
+    waiting = hosts[0].start(hold, "waiting", 0, 2, env=peers(tmp_path), discovery_timeout=180)
     until(lambda: list(tmp_path.rglob("h-*")))
 
     def ask(host: Host, command: str, *more: str) -> Callable[[float], str]:
@@ -127,8 +127,8 @@ def test_check_and_the_commands_of_discover_look_into_a_directory(lab: Lab, tmp_
     listed = longer(ask(hosts[1], "list", "--json"), lambda told: '"proved": true' in told)
     (found,) = json.loads(listed)["jobs"]
     assert (found["job"], found["proved"], found["missing"]) == ("waiting", True, [1])
-    control = hosts[2].run([*discover, "find", "waiting", "--control", *shared])
-    assert control.wait(20) == 0
+    control = hosts[2].run([*discover, "find", "waiting", "--control", "--timeout", "30", *shared])
+    assert control.wait(60) == 0
     assert control.stdout.startswith(f"{hosts[0].address()}:")
     watched = longer(ask(hosts[2], "watch"), lambda told: told.startswith("+\twaiting\topen\t"))
     assert watched.startswith("+\twaiting\topen\t")
@@ -136,10 +136,10 @@ def test_check_and_the_commands_of_discover_look_into_a_directory(lab: Lab, tmp_
     serving = hosts[0].run([*discover, "doctor", "--serve", *shared])
     serving.wait_for_output("serving")
     examined = hosts[1].run([*discover, "doctor", *shared])
-    examined.wait(20)
+    examined.wait(60)
     assert f"writes in dir:{tmp_path}, and sees there what it has written, and reads what " in examined.stdout
     serving.interrupt()
-    serving.wait(20)
+    serving.wait(60)
     line = [sys.executable, "-m", "mingle.check.command", "--nnodes", "3", "--job-id", "checked", *shared]
     checked = [host.run(line, env={"MINGLE_TIMEOUT": "60"}) for host in hosts]
     codes = [process.wait(100) for process in checked]
@@ -180,6 +180,7 @@ def test_the_objects_of_a_killed_job_do_not_delay_the_next(lab: Lab, tmp_path: P
     name = f"again {seed}"
     for rank in [host.start(hold, name, rank, 3, env=peers(tmp_path)) for rank, host in enumerate(hosts)]:
         rank.wait_for("running")
+    until(lambda: len(list(tmp_path.rglob("h-*"))) == 1)  # rank 0 has just renewed it, and deletes the one before
     for host in hosts:
         host.kill()
     assert len(list(tmp_path.rglob("h-*"))) == 1

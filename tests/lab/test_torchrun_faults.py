@@ -131,7 +131,8 @@ def test_a_spare_takes_the_place_of_a_lost_node(lab: Lab, job: MakeJob, seed: in
     made.start(spare)
     lost, rest = survivors(made, hosts, of_host=False)
     made.until(
-        lambda: any("has been running for" in event["text"] for event in made.agents[spare].events), "the spare to wait"
+        lambda: any("has been running for" in event.data.get("text", "") for event in made.agents[spare].events),
+        "the spare to wait",
     )
     lost.kill()
     at = time.monotonic()

@@ -126,7 +126,7 @@ def test_a_host_that_is_killed_and_started_again_keeps_its_node_rank(
 ) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
-    made = job(f"again-{struck}-{seed}", "2:3", restarts=3)
+    made = job(f"again-{struck}-{seed}", "2:3", restarts=3, conf="last_call_timeout=15")
     ranked = {host: {"MINGLE_NODE_RANK": str(rank)} for rank, host in enumerate(hosts)}
     start_in_any_order(made, ranked, seed)
     made.wait_for_group(hosts)
@@ -153,7 +153,7 @@ def test_a_node_rank_that_cannot_be_ends_at_once(lab: Lab, job: MakeJob) -> None
 def test_a_host_that_comes_back_is_the_last_and_a_new_start_is_in_order(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     first, second, third = hosts = [lab.host(network) for _ in range(3)]
-    made = job(f"back-{seed}", "2:3", restarts=3)
+    made = job(f"back-{seed}", "2:3", restarts=3, conf="last_call_timeout=15")
     made.start(*hosts)
     made.wait_for_group(hosts)
     assert ranks(made, hosts) == [0, 1, 2]
