@@ -44,7 +44,7 @@ def running(hosts: list[Host], *words: str) -> tuple[list[Process], list[int]]:
 def ended(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # reaped before it is opened, or before it is read
         return True
 
 

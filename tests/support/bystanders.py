@@ -307,6 +307,12 @@ def command_environment(port: int, **variables: str) -> dict[str, str]:
     }
 
 
+def patched_path(folder: Path, code: str) -> str:
+    """Return a PYTHONPATH by which every Python of this environment runs the code before its program."""
+    (folder / "sitecustomize.py").write_text(code, encoding="utf-8")
+    return f"{folder}{os.pathsep}{ROOT / 'src'}"
+
+
 def run_command(*arguments: str, port: int, expect: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `mingle-discover` in a process of its own."""
     done = subprocess.run(

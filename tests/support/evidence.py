@@ -23,6 +23,11 @@ HELLO: dict[str, Any] = {
     "options": {"backend": "auto"},
 }
 NAMES = ["a", "b", "c", "d"]
+PATIENT = """
+import mingle.check.control as control
+control.SILENCE_SECONDS = control.CONNECT_SECONDS = control.dial.__kwdefaults__["seconds"] = 60.0
+"""
+"""For `patched_path`: the ranks wait for each other, however busy the machine is."""
 
 
 def healthy(count: int = 4) -> Evidence:

@@ -46,7 +46,8 @@ class Nodes:
             self.processes.append(
                 subprocess.Popen(
                     [*COMMAND, *line],
-                    env={**command_environment(self.udp), **more},
+                    # A progress line after a long wait would be in what they have written.
+                    env={**command_environment(self.udp), "MINGLE_PROGRESS": "off", **more},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -83,7 +84,7 @@ def has_ended(pid: int) -> bool:
     """Return whether a process has ended; the one that adopted it need not have reaped it yet."""
     try:
         return state(pid) == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # reaped before it is opened, or before it is read
         return True
 
 

@@ -22,8 +22,8 @@ from mingle.check import command, probes, session
 from mingle.check.session import Options
 from mingle.config.settings import Arguments
 from mingle.errors import InterfaceError
-from tests.support.bystanders import ROOT, command_environment
-from tests.support.evidence import healthy, slow
+from tests.support.bystanders import command_environment, patched_path
+from tests.support.evidence import PATIENT, healthy, slow
 from tests.support.ports import free_udp_port
 
 
@@ -264,11 +264,11 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
     ],
     ids=["by hand", "by hand, the secret from a process", "torchrun", "torchrun and the console script"],
 )
-def test_two_processes_of_one_machine_check_each_other(line: list[str]) -> None:
+def test_two_processes_of_one_machine_check_each_other(line: list[str], tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        [*line, "--max-size=1M", "--json"],
-        env={**command_environment(free_udp_port()), "PYTHONPATH": str(ROOT / "src"), "PATH": path},
+        [*line, "--max-size=1M", "--timeout=100", "--json"],
+        env={**command_environment(free_udp_port()), "PYTHONPATH": patched_path(tmp_path, PATIENT), "PATH": path},
         capture_output=True,
         text=True,
         timeout=240,

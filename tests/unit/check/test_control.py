@@ -125,7 +125,7 @@ def test_a_question_of_a_rank_that_makes_no_sense_ends_in_a_dropped_connection(
 
 
 @given(st.binary(max_size=300) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
-@settings(max_examples=100, deadline=None)
+@settings(derandomize=True, database=None, max_examples=100, deadline=None)
 def test_malformed_question_raises_value_error(untrusted: bytes | str) -> None:
     data = untrusted.encode() if isinstance(untrusted, str) else untrusted
     with pytest.raises(ValueError, match="no question"):

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +27,9 @@ import mingle
 from mingle.check import control, session
 from mingle.check.session import Options
 from mingle.check.verdicts import Evidence
-from tests.support.bystanders import ROOT, command_environment
-from tests.support.evidence import HELLO, NAMES
-from tests.support.ports import free_udp_port
+from tests.support.bystanders import command_environment, patched_path
+from tests.support.evidence import HELLO, NAMES, PATIENT
+from tests.support.ports import free_tcp_port, free_udp_port
 
 
 def test_rank_zero_sends_heartbeats_while_others_look_for_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +40,7 @@ def test_rank_zero_sends_heartbeats_while_others_look_for_a_lost_rank(monkeypatc
 
     def look(*_asked: object) -> str:
         for _ in range(3):
-            assert here.poll(10)
+            assert here.poll(60)
             assert control.receive(here) == {}
         return "cut"
 
@@ -202,7 +203,8 @@ def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyP
     ends = threading.Event()
     monkeypatch.setattr(session, "_connect_store", lambda _seconds: ends.wait())
     monkeypatch.setattr(control, "SILENCE_SECONDS", 0.1)
-    store = socket.create_server(("127.0.0.1", 0))
+    # A port of the test's own: no other process listens there once the store has ended.
+    store = socket.create_server(("127.0.0.1", free_tcp_port()))
     job = job_of(rank, store, "eth0", "10.0.0")
     if how == "ended":
         store.close()
@@ -221,11 +223,13 @@ def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_options_that_differ_are_told_and_those_of_rank_zero_count() -> None:
-    environment = {**command_environment(free_udp_port()), "PYTHONPATH": str(ROOT / "src"), "MINGLE_WORLD_SIZE": "2"}
+def test_options_that_differ_are_told_and_those_of_rank_zero_count(tmp_path: Path) -> None:
+    environment = command_environment(
+        free_udp_port(), PYTHONPATH=patched_path(tmp_path, PATIENT), MINGLE_WORLD_SIZE="2"
+    )
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "mingle.check.command", "--json", "--timeout=60", f"--max-size={size}"],
+            [sys.executable, "-m", "mingle.check.command", "--json", "--timeout=100", f"--max-size={size}"],
             env={**environment, "MINGLE_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -233,7 +237,7 @@ def test_options_that_differ_are_told_and_those_of_rank_zero_count() -> None:
         )
         for rank, size in enumerate(("64K", "1M"))
     ]
-    (answer, steps), _ = [rank.communicate(timeout=110) for rank in ranks]
+    (answer, steps), _ = [rank.communicate(timeout=240) for rank in ranks]
     assert {rank.returncode for rank in ranks} <= {0, 1}, steps  # on a busy machine a rank has less CPU than another
     assert "warning: rank 0's options count; those of ranks 1 differ" in steps
     assert json.loads(answer)["all_reduce"][-1]["size"] == 1 << 16

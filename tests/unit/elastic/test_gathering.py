@@ -341,7 +341,8 @@ def test_a_thread_that_died_is_an_error(job: Job, caplog: pytest.LogCaptureFixtu
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         assert waiting._thread is not None
         waiting._thread.join(30)
-    assert "its loop was ended by an unforeseen ZeroDivisionError" in caplog.text
+    # Another thread writes the log.
+    until(lambda: "its loop was ended by an unforeseen ZeroDivisionError" in caplog.text)
 
 
 def test_sockets_that_cannot_be_opened_are_no_defect_of_ours_however_slowly_the_loop_ends(

@@ -142,8 +142,8 @@ def test_the_loop_and_its_workers_block_signals(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_control_c_ends_a_wait_within_a_fifth_of_a_second(rank: int) -> None:
-    took = []
-    for _ in range(10):  # the machine can be busy with something else
+    took, deadline = [], time.monotonic() + 60
+    while time.monotonic() < deadline:  # the machine can be busy with something else
         pressed = 0.0
 
         def press(*_: object) -> None:
@@ -250,10 +250,11 @@ def interrupted_call(rank: int, armed: str, after: float) -> tuple[str, dict[str
 @pytest.mark.parametrize("rounds", [12, pytest.param(120, marks=pytest.mark.slow)])
 def test_signal_handlers_exception_at_any_time_reaches_the_caller_without_a_leak(rank: int, rounds: int) -> None:
     rng, ended = random.Random(rank), set[str]()
+    wanted = {"discover"} if rounds < 100 else set(STEPS)
     step, seconds = interrupted_call(rank, "discover", 0.0)
     assert step == ""
     for number in range(10 * rounds):
-        if number >= rounds and "discover" in ended:
+        if number >= rounds and ended >= wanted:
             break
         armed = STEPS[number % len(STEPS)]
         with leak_check():
@@ -261,8 +262,7 @@ def test_signal_handlers_exception_at_any_time_reaches_the_caller_without_a_leak
             step, whole = interrupted_call(rank, armed, rng.uniform(0.0001, 0.0002 + seconds[armed]))
         ended.add(step)
         seconds |= whole
-    assert "discover" in ended
-    assert rounds < 100 or ended >= set(STEPS)
+    assert ended >= wanted
 
 
 class Served(Loop):

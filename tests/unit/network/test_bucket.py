@@ -22,6 +22,7 @@ from mingle.network.bucket import Bucket, Helper
 from mingle.network.folder import FolderProblem
 from mingle.wire.datagrams import MAX_BYTES
 from tests.support.loopback import until
+from tests.support.run_nodes import has_ended
 
 JOB = "d" * 32
 
@@ -119,7 +120,7 @@ def test_the_helper_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
         helper = int(process.stdout.readline())
         os.kill(helper, 0)
         process.kill()
-    until(lambda: not Path(f"/proc/{helper}/cmdline").exists() or not Path(f"/proc/{helper}/cmdline").read_bytes())
+    until(lambda: has_ended(helper))
 
 
 def test_a_fork_keeps_no_connection(place: Bucket) -> None:

@@ -19,7 +19,7 @@ from mingle.cli.options import FAILED
 from mingle.errors import MingleError
 from mingle.run.addresses import private_directory
 from mingle.run.program import Interrupted, Program
-from tests.support.bystanders import command_environment
+from tests.support.bystanders import command_environment, patched_path
 from tests.support.loopback import until
 from tests.support.ports import free_udp_port
 from tests.support.run_nodes import COMMAND, SAY, Nodes, has_ended, one, state
@@ -107,9 +107,7 @@ def group_exists(pid: int) -> bool:
 def test_a_program_that_ignores_sigterm_is_killed_with_its_children(nodes: Nodes) -> None:
     stubborn = f"trap '' TERM; {SAY} (trap '' TERM; echo > child{{node_rank}}; while :; do sleep 0.1; done) & wait"
     head = f"{SAY} until test -e child1 -a -e child2; do sleep 0.05; done; kill -9 $$"
-    patched = nodes.folder / "sitecustomize.py"
-    patched.write_text("import mingle.run.program as program\nprogram.GRACE_SECONDS = 0.5\n")
-    path = os.pathsep.join([str(nodes.folder), command_environment(29499)["PYTHONPATH"]])
+    path = patched_path(nodes.folder, "import mingle.run.program as program\nprogram.GRACE_SECONDS = 0.5\n")
     nodes.start("--head", f"sh -c '{head}'", "--", "sh", "-c", stubborn, PYTHONPATH=path)
     pids = nodes.started()
     done = nodes.ended()
@@ -231,7 +229,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
         patched.setattr("mingle.run.program.GRACE_SECONDS", 0.1)
         patched.setattr("mingle.run.program._KILLED_SECONDS", 0.1)
         patched.setattr(os, "killpg", refuse)
-        program.start(["sleep", "20"], os.environ)
+        program.start(["sleep", "100"], os.environ)
         yield program
     assert program._process is not None
     program._process.kill()
