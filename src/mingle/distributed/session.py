@@ -297,11 +297,13 @@ class RunningSession(Session):
         members that are a moment later.
         """
         host = self._discovery.host
-        if host is None or not self._group_stood:
+        if host is None or not (self._group_stood or process_group.stands()):
             return
         if self._await_until is None:
             self._await_until = time.monotonic() + READY_SECONDS
         with contextlib.suppress(MingleError):  # the loop has failed: nothing to wait for
+            if not self._group_stood:  # it was made after the loop had last looked
+                self.group_stands()
             while time.monotonic() < self._await_until:
                 if self._discovery.ask(lambda: host.closed or host.registrar.seats.all_ready):
                     break

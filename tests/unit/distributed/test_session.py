@@ -212,16 +212,26 @@ def test_the_store_is_let_go_of_when_the_process_group_stands(
 
 
 @pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("seen", [True, False])
 def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
-    ranks: list[Formed], sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch, ready: bool
+    ranks: list[Formed],
+    sessions: list[RunningSession],
+    group: Group,
+    monkeypatch: pytest.MonkeyPatch,
+    ready: bool,
+    seen: bool,
 ) -> None:
+    """Also where the block of ``discover`` ends before the loop has seen the group that was made in it."""
     membership = ranks[1].discovery.membership
     assert membership is not None
     says_ready = membership.ready
     monkeypatch.setattr(membership, "ready", lambda _now: None)  # its init is still at work
     monkeypatch.setattr(session, "READY_SECONDS", 60.0)
+    if not seen:
+        ranks[0].discovery.watch = lambda: 60.0
     group.stands = True
-    sessions[0].group_stands()
+    if seen:
+        sessions[0].group_stands()
     closing = threading.Thread(target=partial(sessions[0].close, failing=False))
     closing.start()
     closing.join(0.5)
