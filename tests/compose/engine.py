@@ -73,7 +73,9 @@ def started_engine() -> Iterator[Engine]:
     """
     provide(["docker", "docker-init", "dockerd", "iptables", "setpriv", "slirp4netns", "unshare"])
     with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mingle-engine-")))
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="mingle-engine-", ignore_cleanup_errors=True))
+        )
         log = stack.enter_context((directory / "log").open("wb"))
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
@@ -119,7 +121,8 @@ def _daemon(directory: Path, log: IO[bytes]) -> Iterator[tuple[subprocess.Popen[
                 finally:
                     if unshare.poll() is None:
                         os.kill(child, signal.SIGTERM)
-                        unshare.wait(STOP_SECONDS)
+                        with contextlib.suppress(subprocess.TimeoutExpired):  # it is killed below
+                            unshare.wait(STOP_SECONDS)
         finally:
             unshare.kill()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 from .output import MET, identical_ranks, roster
-from .project import Container, MakeProject, Project
+from .project import FORM_SECONDS, Container, MakeProject, Project
 from .training import BRIEFLY, FOREVER, epochs
 
-LOOKS = 20  # of mingle-discover, 2 s each
 PATIENCE_SECONDS = 12  # of one process too many
 UNPLUGGED_SECONDS = 3  # longer than mingle takes to see it
 
@@ -18,7 +18,8 @@ def gathering(project: Project, joined: int) -> str:
     """Look from inside a container until so many ranks have joined the one job; return its host's name."""
     observer, *_ = project.containers()
     answer = ""
-    for _ in range(LOOKS):
+    deadline = time.monotonic() + FORM_SECONDS
+    while time.monotonic() < deadline:
         answer = observer.run("sh", "-c", "mingle-discover list --json || test $? = 1")  # 1: none yet
         jobs = json.loads(answer)["jobs"]
         if [(job["state"], job["joined"]) for job in jobs] == [("open", joined)]:
@@ -119,9 +120,13 @@ def test_a_job_that_runs_is_seen_and_takes_nobody_more(project: MakeProject) -> 
     two = project(FOREVER, WORLD_SIZE="2")
     containers = two.up()
     (met, _) = [container.wait_for(MET)[0] for container in containers]
-    (job,) = two.discover("list")["jobs"]
+    for seconds in (2, 8, 32):  # two processes that train fill this machine
+        jobs = two.discover("list", "--timeout", str(seconds))["jobs"]
+        if jobs and jobs[0]["proved"]:
+            break
+    (job,) = jobs
     assert (job["state"], job["joined"], job["missing"]) == ("running", 2, [])
-    found = two.discover("find", job["job"])
+    found = two.discover("find", job["job"], "--timeout", "60")
     assert (found["endpoint"], f"{found['address']}:{found['port']}") == ("store", met[3])
     surplus = ["run", "--rm", "-T", "-e", f"MINGLE_TIMEOUT={PATIENCE_SECONDS}", "trainer"]
     said = two.compose(*surplus, "sh", "-c", "python ddp_train.py 2>&1", accepted=(1,))

@@ -173,10 +173,10 @@ def check_quote(block: Block, printed: str) -> None:
 
 
 def at(rank: int, world_size: int, code: str = Rank.code, **more: str) -> Rank:
-    return Rank({"RANK": str(rank), "WORLD_SIZE": str(world_size), "MINGLE_TIMEOUT": "15"} | more, code)
+    return Rank({"RANK": str(rank), "WORLD_SIZE": str(world_size), "MINGLE_TIMEOUT": "45"} | more, code)
 
 
-LATER = {"MINGLE_TIMEOUT": "25"}  # not before rank 0
+LATER = {"MINGLE_TIMEOUT": "60"}  # not before rank 0
 # For each quoted message the ranks that provoke it, and a text by which to know the output that is quoted.
 MISTYPED = 'import mingle; mingle.discover("resent")'
 # The ranks are forked from a process in which torch has found the entry point.

@@ -32,6 +32,10 @@ class OverMingle(TestDistBackend, DistributedTest._DistTestBase):  # type: ignor
         super().setUp()
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
+    def _barrier(self, *arguments: object, **settings: object) -> None:
+        """Torch gives the ranks 10 s to meet before and after each test, which a busy machine may not have."""
+        super()._barrier(*arguments, **{**settings, "timeout": 200})
+
     @property
     def init_method(self) -> str:
         """A job of its own for each test; the ranks ask for it."""

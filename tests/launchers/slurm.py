@@ -31,6 +31,9 @@ MpiDefault=none
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 ReturnToService=2
+MessageTimeout=60
+TCPTimeout=60
+BatchStartTimeout=120
 NodeName={nodes} CPUs=2 State=UNKNOWN
 PartitionName=lab Nodes=ALL Default=YES State=UP
 """

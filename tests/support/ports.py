@@ -8,8 +8,8 @@ import os
 import random
 import socket
 
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw9").removeprefix("gw")) % 10
-_ports = itertools.cycle(random.Random().sample(range(10_000 + 1_000 * _WORKER, 11_000 + 1_000 * _WORKER), 1_000))
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw39").removeprefix("gw")) % 40
+_ports = itertools.cycle(random.Random().sample(range(10_000 + 250 * _WORKER, 10_250 + 250 * _WORKER), 250))
 
 
 def free_udp_port() -> int:

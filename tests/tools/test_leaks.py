@@ -39,11 +39,14 @@ def test_a_socket_is_shown_with_its_address() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are looked up in /proc")
 def test_a_child_process_is_shown_with_its_command() -> None:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read(print(flush=True))"]
     with (
         pytest.raises(LeakError, match=r"child process \d+: .*import sys; sys\.stdin\.read"),
         leak_check(grace=0.05),
     ):
-        child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()  # until then it may have no command line
     child.communicate()
 
 
