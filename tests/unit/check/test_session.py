@@ -332,3 +332,12 @@ def test_rank_zero_without_descriptors_tells_the_ranks_that_it_knows() -> None:
     assert [verdict["kind"] for verdict in message["report"]["verdicts"]] == ["rank-descriptors"]
     here.close()
     there.close()
+
+
+def test_a_late_answer_to_an_earlier_step_is_none_to_this_one() -> None:
+    conductor, here = waiting_for_one(Options(seconds=1000))
+    conductor._asked = 1  # the step before, whose deadline has passed
+    control.send(here, {"id": 1, "result": "late"})
+    control.send(here, {"id": 2, "result": "in time"})
+    with here:
+        assert conductor._ask("step", {1: {"do": "add"}}) == {1: {"id": 2, "result": "in time"}}

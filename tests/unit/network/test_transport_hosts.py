@@ -160,6 +160,19 @@ def interfaces_come_and_go() -> None:
         assert {one.data for one in gather(a, 2)} == {b"y"}
 
 
+def an_interface_that_was_made_anew_is_opened_anew() -> None:
+    two_hosts()
+    with between("b", family="4") as b:
+        ip("-n b link delete eth1")
+        cable(1, "a", "b")
+        with inside("b"):
+            added, removed = b.update([one for one in scan() if one.name == "eth1"])
+        assert (len(added), len(removed)) == (2, 2)
+        with between("a", family="4") as a:
+            assert a.multicast("eth1", b"x", GROUP)
+            assert [one.data for one in gather(b, 1)] == [b"x"]
+
+
 def an_address_under_duplicate_check_is_retried() -> None:
     host("a")
     ip("-n a link add eth1 type veth peer name eth1p")
@@ -331,6 +344,7 @@ def a_broadcast_is_told_from_a_unicast() -> None:
         one_family_only,
         an_older_kernel_gives_multicasts_to_plain_sockets_too,
         interfaces_come_and_go,
+        an_interface_that_was_made_anew_is_opened_anew,
         *(
             pytest.param(each, marks=pytest.mark.slow)
             for each in (

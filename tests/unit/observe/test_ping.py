@@ -148,6 +148,15 @@ def test_answers_are_limited_and_never_longer() -> None:
     assert len(machine.effects()) == 1
 
 
+def test_answers_are_limited_in_every_second() -> None:
+    lan = Lan()
+    machine = lan.add("10.0.0.1", count=0)
+    for second in range(3):
+        for number in range(2 * ANSWERS_PER_SECOND):
+            machine.handle(echo_heard(stranger(number), "10.0.0.9", size=echo.PING_BYTES), lan.now + second)
+        assert len([each for each in machine.effects() if isinstance(each, Reply)]) == ANSWERS_PER_SECOND
+
+
 def test_state_kept_for_strangers_is_bounded() -> None:
     lan = Lan()
     machine = lan.add("10.0.0.1", count=0)

@@ -191,6 +191,17 @@ def test_a_loss_voids_the_epoch_and_its_number_is_never_used_again(phase: type[S
     assert phase_of(registrar) is Confirming
 
 
+def test_a_confirmation_of_a_voided_epoch_does_not_count_in_the_next_one() -> None:
+    registrar = at(Confirming)
+    registrar.lost(2, 2.0, "reset")
+    registrar.join(3, member(3), join(2), 3.0)
+    registrar.confirmed(3, frames.Confirmed(session=SESSION, epoch=2, paths=(path(),)), 4.0)
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=(path(),)), 4.0)
+    assert (phase_of(registrar), registrar.state.epoch) == (Confirming, 2)
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=2, paths=(path(),)), 5.0)
+    assert phase_of(registrar) is Sealing
+
+
 def test_words_of_another_phase_or_connection_change_nothing() -> None:
     registrar = at(Confirming)
     registrar.port.take()
