@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -56,12 +57,12 @@ def believe_by_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def allow_a_grace_after_the_quorum_is_lost(patch: pytest.MonkeyPatch) -> None:
-    genuine, lacking = ElasticHost.check, dict[int, float]()
+    genuine, lacking = ElasticHost.check, WeakKeyDictionary[ElasticHost, float]()
 
     def check(host: ElasticHost, now: float) -> None:
         if now < host.quorum.kept_until():
-            lacking.pop(id(host), None)
-        elif now >= lacking.setdefault(id(host), now) + 3.0:
+            lacking.pop(host, None)
+        elif now >= lacking.setdefault(host, now) + 3.0:
             genuine(host, now)
 
     patch.setattr(ElasticHost, "check", check)

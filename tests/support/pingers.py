@@ -25,7 +25,7 @@ def answering(network: Network, job: str = "") -> Iterator[Pinger]:
 
     def serve() -> None:
         with contextlib.suppress(_UntilOver):
-            pinger.run(until=time.monotonic() + 30, each=look)
+            pinger.run(until=time.monotonic() + 150, each=look)
 
     with Pinger(network, job, interval=0.1) as pinger:
         thread = threading.Thread(target=serve)

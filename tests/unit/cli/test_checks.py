@@ -20,6 +20,7 @@ from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.network import folders, inspection, peers
+from mingle.network.directory import Directory
 from mingle.observe.ping import Figures, PingPeer
 from tests.support.loopback import until
 from tests.support.pingers import answering
@@ -295,7 +296,9 @@ def test_another_job_is_another_conversation() -> None:
     assert "likely cause: 127.0.0.1 pings about 'bert', and not with us" in errors
 
 
-def test_doctor_checks_the_shared_directories(tmp_path: Path) -> None:
+def test_doctor_checks_the_shared_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Directory, "leave_seconds", 60.0)
+    monkeypatch.setattr(Directory, "patience", 60.0)
     network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}", f"dir:{tmp_path}/missing"))
     found, _ = checks.examine(network, ())
     good, bad = [each for each in found if each.name == "folder"]
@@ -305,12 +308,14 @@ def test_doctor_checks_the_shared_directories(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_doctor_reads_what_another_host_shows_in_a_directory(tmp_path: Path) -> None:
+def test_doctor_reads_what_another_host_shows_in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Directory, "leave_seconds", 60.0)
+    monkeypatch.setattr(Directory, "patience", 60.0)
     network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",))
     with folders.examined(network.folders, "another node"):
         until(lambda: list(tmp_path.rglob("s-*")))
         found, _ = checks.examine(network, ())
     (good,) = [each for each in found if each.name == "folder"]
     assert good.status is CheckStatus.PASS
-    assert re.search(r"and reads what 1 other host wrote; the newest is \d s old", good.observation)
+    assert re.search(r"and reads what 1 other host wrote; the newest is \d+ s old", good.observation)
     assert not list(tmp_path.iterdir())

@@ -265,5 +265,5 @@ def test_a_live_table_that_is_terminated_gives_the_cursor_back() -> None:
         shown = read_until(reader, hidden)
         process.terminate()
         shown += read_until(reader, back)
-        assert process.wait(20) == 143
+        assert process.wait(60) == 143
     assert back in shown.rpartition(hidden)[2]

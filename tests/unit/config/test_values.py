@@ -360,7 +360,10 @@ def test_a_secret_pipe_whose_writer_stays_does_not_block(
     assert "whole secret" not in str(error.value)
 
 
-def test_a_secret_pipe_is_read_where_the_process_has_many_files_open(tmp_path: Path) -> None:
+def test_a_secret_pipe_is_read_where_the_process_has_many_files_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "PIPE_SECONDS", 50.0)
     path = tmp_path / "pipe"
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR)
@@ -379,7 +382,10 @@ def test_a_secret_pipe_is_read_where_the_process_has_many_files_open(tmp_path: P
 
 
 @pytest.mark.timeout(60)
-def test_a_secret_pipe_that_is_written_without_end_does_not_block(tmp_path: Path) -> None:
+def test_a_secret_pipe_that_is_written_without_end_does_not_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "PIPE_SECONDS", 50.0)
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with subprocess.Popen(["dd", "if=/dev/zero", f"of={path}", "bs=4096"], stderr=subprocess.DEVNULL) as writer:

@@ -256,7 +256,7 @@ def test_a_thread_that_never_rests_is_left_behind(state: str, tmp_path: Path, mo
     monkeypatch.setattr(gloo, "SETTLE_SECONDS", 0.05)
     started = time.monotonic()
     gloo.settle()
-    assert 0.05 <= time.monotonic() - started < 15
+    assert 0.05 <= time.monotonic() - started < 60
 
 
 def test_without_proc_nothing_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

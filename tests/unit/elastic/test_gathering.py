@@ -21,6 +21,7 @@ import pytest
 from mingle.config.launchers import Placement
 from mingle.config.settings import Settings
 from mingle.elastic import gathering as agents
+from mingle.elastic import leases, member, quorum
 from mingle.elastic.gathering import Gathered, Gathering
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.engine import store
@@ -64,7 +65,13 @@ class Job:
 
 
 @pytest.fixture
-def job() -> Iterator[Job]:
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """Give a job whose sessions outlast a machine that is busy with something else."""
+    for module in (leases, quorum):
+        monkeypatch.setattr(module, "LEASE_SECONDS", 60.0)
+    for module in (leases, member):
+        monkeypatch.setattr(module, "BINDING_SECONDS", 61.0)
+    monkeypatch.setattr(member.AgentMember, "host_silence", 61.0)
     made = Job()
     yield made
     made.close()
@@ -402,7 +409,7 @@ def test_a_lease_that_has_ended_is_noticed_before_the_loop_does(job: Job, monkey
     several = [job.agent() for _ in range(2)]
     gather(*several)
     assert all(agent.await_round(lambda: False, 60.0) for agent in several)
-    later = agents.boot_time() + 20.0
+    later = agents.boot_time() + 80.0
     monkeypatch.setattr(agents, "boot_time", lambda: later)
     assert not any(agent.await_round(lambda: False, 0.5) for agent in several)
     assert not any(agent.session_lost.is_set() for agent in several)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,11 @@ from tests.support.noting_driver import SEEK, Noting, folder_driver
 from tests.support.ports import free_udp_port
 
 
-def test_facts_and_inspection_describe_the_network() -> None:
+def test_facts_and_inspection_describe_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     port = free_udp_port()
     network = Network(
         interfaces=("lo",), interfaces_from="MINGLE_INTERFACE", port=port, peers=(Peer("no-such-host.invalid"),)

@@ -22,7 +22,7 @@ from rich.status import Status
 from mingle.engine import progress
 from mingle.engine.progress import Progress, line, say
 from mingle.protocol.observations import NetworkFacts, Snapshot
-from tests.support.loopback import job_name
+from tests.support.loopback import job_name, until
 
 SEEKING = Snapshot(host_found=False, joined=0, missing=())
 
@@ -564,6 +564,7 @@ def test_a_terminal_that_has_gone_is_no_error(terminal: Terminal, job: str, monk
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # of rich's thread
+    before = threading.active_count()
     with contextlib.redirect_stderr(terminal):
         shown = Progress(job, 2, 1, off=False, now=0.0)
         show(shown, 3.0)
@@ -572,6 +573,7 @@ def test_a_terminal_that_has_gone_is_no_error(terminal: Terminal, job: str, monk
         show(shown, 4.0)
         shown.close()
         assert sys.stderr is terminal
+        until(lambda: threading.active_count() <= before)  # as long as its excepthook is ours
 
 
 class Tee:

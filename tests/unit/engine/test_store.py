@@ -412,13 +412,13 @@ def test_letting_go_twice_is_once(server: StoreServer) -> None:
 @linux_only
 def test_aborting_cuts_all_connections_of_that_store_alone(server: StoreServer) -> None:
     other = open_server("127.0.0.1", None, SESSION)
-    clients, bystander = [client_of(server) for _ in range(2)], client_of(other)
+    clients, bystander = [client_of(server, 120) for _ in range(2)], client_of(other)
     mine, theirs = socket.socketpair()
     shared = TCPStore(
         server.address,
         server.port,
         is_master=True,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=120),
         wait_for_workers=False,
         multi_tenant=True,
     )
@@ -427,7 +427,7 @@ def test_aborting_cuts_all_connections_of_that_store_alone(server: StoreServer) 
     for client in [*clients, shared]:
         with pytest.raises(RuntimeError):
             client.get("what nobody has set")
-    assert time.monotonic() - started < 15, "torch's own timeout is half a minute here"
+    assert time.monotonic() - started < 60, "torch's own timeout is two minutes here"
     assert answers(server.port), "torch goes on accepting: its own thread must not find its socket shut down"
     bystander.set("alive", "1")
     assert bystander.get("alive") == b"1"
@@ -440,23 +440,21 @@ def test_aborting_cuts_all_connections_of_that_store_alone(server: StoreServer) 
 
 @linux_only
 def test_aborting_ends_a_wait_that_is_under_way(server: StoreServer) -> None:
-    client, waiting = client_of(server), threading.Event()
-    failed: list[float] = []
+    client, waiting = client_of(server, 120), threading.Event()
+    failed = threading.Event()
 
     def wait() -> None:
         waiting.set()
         with pytest.raises(RuntimeError):
             client.get("what nobody has set")
-        failed.append(time.monotonic())
+        failed.set()
 
     thread = threading.Thread(target=wait)
     thread.start()
     assert waiting.wait(30)
-    started = time.monotonic()
     server.abort()
-    thread.join(30)
-    assert failed
-    assert failed[0] - started < 15
+    thread.join(60)
+    assert failed.is_set(), "torch's own timeout is two minutes here"
 
 
 @pytest.mark.parametrize("call", ["abort", "release"])

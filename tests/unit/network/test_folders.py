@@ -109,9 +109,19 @@ def name_of(kind: str, *, node: str = OTHER_NODE, member: bytes = OTHER, number:
     return f"{kind}-{node}-{member.hex()}-{number}"
 
 
+_of_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_others() -> None:
+    """An earlier test's thread can outlast it."""
+    _of_others.clear()
+    _of_others.update(threading.enumerate())
+
+
 def threads() -> int:
-    """The number of threads that take turns."""
-    return sum(each.name == "mingle-abandoned-folder" for each in threading.enumerate())
+    """The number of threads of this test that take turns."""
+    return sum(each.name == "mingle-abandoned-folder" for each in {*threading.enumerate()} - _of_others)
 
 
 class Process:

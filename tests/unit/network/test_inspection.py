@@ -143,6 +143,6 @@ def test_routes_and_rules_of_a_namespace_of_its_own() -> None:
     subprocess.run(
         ["unshare", "--net", "--mount", sys.executable, "-c", program],
         check=True,
-        timeout=30,
+        timeout=120,
         env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )

@@ -137,7 +137,7 @@ def test_this_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
     monkeypatch.setattr(inspection, "HOLDER_SECONDS", 60.0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
-        own.bind(("127.0.0.1", 0))
+        own.bind(("127.0.0.1", free_udp_port()))
         assert holders(own.getsockname()[1]) == ()
 
 
@@ -152,7 +152,7 @@ def test_another_process_is_found_for_real(monkeypatch: pytest.MonkeyPatch) -> N
         assert other.stdout is not None
         other.stdout.readline()
         found = holders(port)
-        other.communicate(b"\n", timeout=20)
+        other.communicate(b"\n", timeout=60)
     assert [each.pid for each in found] == [other.pid]
     assert sys.executable in found[0].command
     assert not found[0].mingle

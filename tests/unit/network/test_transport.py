@@ -18,6 +18,7 @@ from mingle.network import transport as sockets
 from mingle.network.interfaces import Interface, scan
 from mingle.network.transport import MAX_DATAGRAM, NothingOpenedError, Transport
 from mingle.wire.datagrams import BROWSE_GROUP, job_group
+from tests.support.ports import free_udp_port
 from tests.support.receiving import gather, no_descriptor_leaks, nothing_more
 
 LO = next(interface for interface in scan() if interface.loopback)
@@ -26,15 +27,9 @@ GHOST = Interface("ghost0", 9999, (ip_interface("192.0.2.77/24"), ip_interface("
 IS_LINUX = Path("/proc/self/fd").exists()
 
 
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def port() -> int:
-    return free_port()
+    return free_udp_port()
 
 
 def on_lo(port: int) -> contextlib.closing[Transport]:
@@ -68,7 +63,7 @@ def test_a_reply_to_a_multicast_reaches_its_sender_alone(port: int) -> None:
 
 def test_unicast_to_the_shared_port_is_answered_from_it(port: int) -> None:
     # What a stateful firewall, or address translation, lets back in.
-    with on_lo(port) as server, on_lo(free_port()) as client:
+    with on_lo(port) as server, on_lo(free_udp_port()) as client:
         assert client.unicast(b"who?", ("127.0.0.1", port))
         (question,) = gather(server, 1)
         assert (question.interface, question.multicast, question.destination) == ("lo", False, "127.0.0.1")
@@ -84,7 +79,7 @@ def test_what_comes_to_the_port_of_all_processes_is_for_them_all_and_an_answer_i
     with contextlib.ExitStack() as stack:
         server, client = (
             stack.enter_context(contextlib.closing(Transport([LO], groups=[GROUP], port=number, family=family)))
-            for number in (port, free_port())
+            for number in (port, free_udp_port())
         )
         client.unicast(b"who?", (host, port))
         (question,) = gather(server, 1)
@@ -94,7 +89,7 @@ def test_what_comes_to_the_port_of_all_processes_is_for_them_all_and_an_answer_i
 
 
 def test_a_reply_comes_from_the_address_that_was_asked(port: int) -> None:
-    with on_lo(port) as server, on_lo(free_port()) as client:
+    with on_lo(port) as server, on_lo(free_udp_port()) as client:
         client.unicast(b"who?", ("127.0.0.9", port))
         (question,) = gather(server, 1)
         server.reply(question, b"me")
@@ -102,7 +97,7 @@ def test_a_reply_comes_from_the_address_that_was_asked(port: int) -> None:
 
 
 def test_a_reply_when_the_socket_of_the_question_has_gone(port: int) -> None:
-    with on_lo(port) as server, on_lo(free_port()) as client:
+    with on_lo(port) as server, on_lo(free_udp_port()) as client:
         client.unicast(b"who?", ("127.0.0.1", port))
         (question,) = gather(server, 1)
         assert server.reply(structs.replace(question, via=None), b"me")

@@ -70,7 +70,7 @@ def test_observer_stops_at_its_deadline_and_leaves_nothing_open() -> None:
     with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
         started = time.monotonic()
         observer.run(finder(observer, None), until=started + 0.3)
-        assert 0.3 <= time.monotonic() - started < 10
+        assert 0.3 <= time.monotonic() - started < 50
 
 
 def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:

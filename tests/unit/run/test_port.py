@@ -19,17 +19,20 @@ from mingle.engine.store import connect_plainly
 from mingle.errors import ConfigurationError
 from mingle.run import port
 from mingle.run.command import run
-from tests.support.bystanders import command_environment
+from tests.support.bystanders import command_environment, patched_path
 from tests.support.run_nodes import Nodes
 
 if TYPE_CHECKING:
     from mingle.engine.driver import Driver
 
+PATIENT = "import mingle.network.inspection as inspection\ninspection.HOLDER_SECONDS = 60.0\n"
+"""Run first in a process that looks for the holder of a port."""
+
 
 def test_a_fixed_port_that_is_taken_is_wrong_usage_and_its_holder_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1]
-        code = f"import mingle.run.port as port; port.reserve({number})"
+        code = f"{PATIENT}import mingle.run.port as port; port.reserve({number})"
         done = subprocess.run(
             [sys.executable, "-c", code], env=command_environment(29499), capture_output=True, text=True, check=False
         )
@@ -133,7 +136,14 @@ def test_the_port_is_free_on_node_0_before_any_program_starts(nodes: Nodes) -> N
 
 def test_a_port_that_another_program_took_is_named(nodes: Nodes) -> None:
     """The program of node 0 can't bind it, and mingle-run says who holds it."""
-    nodes.start("--", "sh", "-c", "echo {master_port} > pid0; until test -e go; do sleep 0.05; done; exit 9", count=1)
+    nodes.start(
+        "--",
+        "sh",
+        "-c",
+        "echo {master_port} > pid0; until test -e go; do sleep 0.05; done; exit 9",
+        count=1,
+        PYTHONPATH=patched_path(nodes.folder, PATIENT),
+    )
     (number,) = nodes.started()
     with socket.create_server(("127.0.0.1", number)):
         (nodes.folder / "go").touch()

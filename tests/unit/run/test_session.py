@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from mingle.protocol.registrar import AHEAD_SECONDS
-from tests.support.bystanders import ROOT, command_environment
+from tests.support.bystanders import ROOT, command_environment, patched_path
 from tests.support.loopback import job_name, longer, until
 from tests.support.ports import free_udp_port
 from tests.support.run_nodes import COMMAND, SAY, Nodes, has_ended, one
@@ -100,7 +100,8 @@ def test_failure_of_node_0_names_it_and_its_status(nodes: Nodes) -> None:
 
 def test_ctrl_c_during_the_good_bye_of_a_failed_command_keeps_its_status_and_ends_its_workers(nodes: Nodes) -> None:
     worker = "sleep 100 >/dev/null 2>&1 & echo $! > worker; until test -e go; do sleep 0.05; done; exit 3"
-    nodes.start("--head", f"sh -c '{SAY} exec sleep 100'", "--", "sh", "-c", SAY + worker, count=2)
+    path = patched_path(nodes.folder, "import mingle.run.session as session\nsession.LEAVE_SECONDS = 60.0\n")
+    nodes.start("--head", f"sh -c '{SAY} exec sleep 100'", "--", "sh", "-c", SAY + worker, count=2, PYTHONPATH=path)
     nodes.started()
     node_0, node_1 = nodes.processes
     node_0.send_signal(signal.SIGSTOP)  # it answers no good-bye
