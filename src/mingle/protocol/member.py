@@ -3,7 +3,7 @@
 The member searches (:mod:`mingle.protocol.search`) and joins the first host that proves its session. With a seat it
 takes part in the commit of that session (:mod:`mingle.protocol.participant`), and after GO it has its place in the job
 (:mod:`mingle.protocol.membership`). A member whose connection breaks after CONFIRMED returns to the same session before
-it looks at any other one, since the host may have decided GO meanwhile.
+it looks at any other one: those that wait for GO must not scatter.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class KnownSession(Struct, eq=False):
     token: bytes = b""
     """The token of the last seat of this process there."""
     confirmed: bool = False
-    """Whether this process has confirmed there: the host may have decided GO with it."""
+    """Whether this process has confirmed there: it returns to this session before it looks at others."""
     acknowledged: frames.Sealed | None = None
     """The seal that this process has acknowledged there: if it comes back in that epoch, it lacks GO alone."""
     called_in_vain: bool = False

@@ -1,4 +1,4 @@
-"""The rest of the fault table: what else goes wrong on machines. Never a hang, never a wrong success, nothing left.
+"""What else goes wrong on machines: limits, ports, clocks, people. Never a hang, never a wrong success, nothing left.
 
 Kills, pauses and cut links at each phase are in `test_faults`.
 """
