@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.leaks import LeakError, leak_check
 
-from .errors import LabError, LabTimeoutError, RankFailedError
+from .errors import EndedError, LabError, LabTimeoutError, RankFailedError
 from .host import UDP, Host, Nic
 from .lab import Lab, why_unavailable
 from .network import Network
@@ -13,6 +13,7 @@ from .rank import Event, RaisedError, report
 
 __all__ = [
     "UDP",
+    "EndedError",
     "Event",
     "Host",
     "Lab",

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from unittest import mock
 
-from . import UDP, Host, Lab, LabError, Rank
+from . import UDP, Host, Lab, Rank
 from .commands import HOLD_PORT, attempt, command, speak_another_version
 from .scenarios import wait_for_log
 
@@ -33,7 +33,7 @@ def tried(lab: Lab, check: Callable[[Lab], None]) -> None:
         with Lab() if number else contextlib.nullcontext(lab) as fresh, mock.patch(f"{__name__}.SECONDS", seconds):
             try:
                 check(fresh)
-            except (AssertionError, LabError) as error:
+            except AssertionError as error:
                 if number == ATTEMPTS - 1:
                     raise
                 print(error)

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from .errors import LabError, LabTimeoutError, RankFailedError
+from .errors import EndedError, LabError, LabTimeoutError, RankFailedError
 from .messages import Signal
 from .rank import STACK_SIGNAL, Event, RaisedError, Returned
 from .zygote_client import ZygoteClient
@@ -90,9 +90,14 @@ class Process:
         """Send any signal.
 
         Raises:
-            LabError: it has ended already.
+            EndedError: it has ended.
         """
-        self._zygote.command(Signal(self.pid, number))
+        try:
+            self._zygote.command(Signal(self.pid, number))
+        except LabError as error:
+            if self.exit_code is None:
+                raise
+            raise EndedError(f"{self!r} has ended") from error
 
     def describe(self) -> str:
         """Its state and the end of its output, for the message of a failed test."""

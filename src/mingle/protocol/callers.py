@@ -20,7 +20,7 @@ from mingle.protocol.sources import Sources
 from mingle.wire import frames
 from mingle.wire.frames import body_of
 
-Question: TypeAlias = Literal["status", "roster"]
+Question: TypeAlias = Literal["status", "roster", "greeting"]
 
 PROOF_SECONDS = 2.0
 """The least time that a caller has to prove itself, and after that, if it called to join, to send JOIN."""
@@ -143,10 +143,11 @@ class Callers:
             else (MAX_OBSERVERS, self._expected)
         )
         strangers = min(MAX_WHEN_SEALED if self._sealed else most, self._room // STRANGERS_SHARE)
-        for conn in queue.too_many(address, strangers + min(ranks, self._room // RANKS_SHARE)):
-            # An orderly close would wait, with the descriptor, until the caller has read what was sent to it.
+        for conn in queue.make_room(address, strangers + min(ranks, self._room // RANKS_SHARE)):
+            # An orderly close would wait, with the descriptor, until the caller has read what was sent to it. Elsewhere
+            # it is better: a reset that comes early looks to the caller like a failed connect(2).
+            self._effects.append(Reset(conn) if self._unsent(conn) else Hangup(conn))
             self.forget(conn)
-            self._effects.append(Reset(conn))
 
     def received(self, conn: int, untrusted: bytes, now: float) -> list[frames.AnyFrame]:
         """Take a caller's bytes and return the frames in them that came after its proof.

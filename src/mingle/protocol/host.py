@@ -388,7 +388,7 @@ class Host:
                 self.registrar.hosts_itself(conn, now)
         elif isinstance(frame, frames.Greet):
             if caller.hello.purpose == "mesh":
-                self._callers.send(conn, greeting(self.identity.member))
+                self._callers.answer(conn, "greeting", None, lambda: [greeting(self.identity.member)])
         elif isinstance(frame, frames.Unanswered):
             self.registrar.unanswered(caller.hello.member, frame.epoch, frame.member, now)
         elif isinstance(frame, frames.Ready):

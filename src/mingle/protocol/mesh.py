@@ -400,6 +400,7 @@ class Prover:
 class _Caller(Struct):
     conversation: HostConversation
     until: float
+    greeted: bool = False
 
 
 def greeting(member: bytes) -> frames.Greet:
@@ -456,7 +457,7 @@ class Answerer:
             self._effects.append(Hangup(event.conn))
             return
         most = min(MAX_CALLERS, self._context.free_files() // CALLERS_SHARE)
-        for conn in self._sources.too_many(event.address, most):
+        for conn in self._sources.make_room(event.address, most):
             self._hang_up(conn)
         identity = self._identity
         conversation = HostConversation(
@@ -490,9 +491,11 @@ class Answerer:
             self._hang_up(conn)  # it takes this process for a host
             return
         for frame in received:
-            if not isinstance(frame, frames.Greet):
+            # Again and again, and unread, its answers would fill this process's memory.
+            if not isinstance(frame, frames.Greet) or self._callers[conn].greeted:
                 self._hang_up(conn)
                 return
+            self._callers[conn].greeted = True
             conversation.send(greeting(self._identity.member))
         self._write(conn)
 

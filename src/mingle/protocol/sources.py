@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 
 class Sources:
     """Connections by their source address, in order of arrival."""
@@ -11,41 +9,39 @@ class Sources:
     def __init__(self) -> None:
         self._source_of: dict[int, str] = {}
         self._held: dict[str, dict[int, None]] = {}
+        self._by_number: dict[int, dict[str, None]] = {}
+        """Addresses by how many connections they hold, so that a flood from thousands of them costs no search."""
+        self._most = 0
+        """The number of connections of the address that holds the most."""
 
     def __len__(self) -> int:
         return len(self._source_of)
 
-    def too_many(self, source: str, most: int) -> list[int]:
-        """Return which connections must go before one of this address comes.
+    def make_room(self, source: str, places: int) -> list[int]:
+        """Forget the connections that must go before one of this address comes, and return them.
 
-        Each time it is the oldest one of the address that holds the most, the coming one counted: whoever has few
-        addresses displaces its own connections, however fast it opens them, and not one that has just come to prove
-        itself. Of addresses that hold the same number it is the one that has been here for longest.
+        Each is the oldest one of the address that holds the most, the coming one counted: of N addresses each keeps
+        its share of the places, ``places // N``, however many connections the others open and how fast. Of addresses
+        that hold the same number it is the one that has held so many for longest.
 
         Args:
             source: the address of the coming connection.
-            most: how many can stay, the coming one included, which always can.
+            places: how many connections can stay, the coming one included, which always can.
         """
-        excess = len(self) + 1 - max(1, most)
-        if excess <= 0:
-            return []
-        heaviest = [
-            (-len(held) - (address == source), order, list(reversed(held)))
-            for order, (address, held) in enumerate(self._held.items())
-        ]
-        heapq.heapify(heaviest)
-        gone: list[int] = []
-        while len(gone) < excess:
-            count, order, held = heapq.heappop(heaviest)
-            gone.append(held.pop())
-            if held:
-                heapq.heappush(heaviest, (count + 1, order, held))
+        gone = []
+        while self._source_of and len(self) >= places:
+            own = len(self._held.get(source, ()))
+            heaviest = source if own == self._most else next(iter(self._by_number[self._most]))
+            gone.append(next(iter(self._held[heaviest])))
+            self.discard(gone[-1])
         return gone
 
     def add(self, conn: int, source: str) -> None:
         """Take note of a connection."""
         self._source_of[conn] = source
-        self._held.setdefault(source, {})[conn] = None
+        held = self._held.setdefault(source, {})
+        held[conn] = None
+        self._renumber(source, len(held) - 1, len(held))
 
     def discard(self, conn: int) -> bool:
         """Forget a connection; return whether it was known."""
@@ -56,4 +52,16 @@ class Sources:
         del held[conn]
         if not held:
             del self._held[source]
+        self._renumber(source, len(held) + 1, len(held))
         return True
+
+    def _renumber(self, source: str, before: int, now: int) -> None:
+        if before:
+            alike = self._by_number[before]
+            del alike[source]
+            if not alike:
+                del self._by_number[before]
+        if now:
+            self._by_number.setdefault(now, {})[source] = None
+        if now > self._most or self._most not in self._by_number:
+            self._most = now

@@ -142,7 +142,8 @@ def test_the_loop_and_its_workers_block_signals(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_control_c_ends_a_wait_within_a_fifth_of_a_second(rank: int) -> None:
-    took, deadline = [], time.monotonic() + 60
+    took: list[float] = []
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:  # the machine can be busy with something else
         pressed = 0.0
 
@@ -158,7 +159,7 @@ def test_control_c_ends_a_wait_within_a_fifth_of_a_second(rank: int) -> None:
             took.append(time.monotonic() - pressed)
         finally:
             signal.signal(signal.SIGALRM, before)
-        if took[-1] < 0.2:
+        if sum(each < 0.2 for each in took[-5:]) >= 3:
             return
     raise AssertionError(took)
 

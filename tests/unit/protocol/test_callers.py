@@ -30,13 +30,14 @@ class Called:
         self.effects: list[Effect] = []
         self.gone: list[int] = []
         self.free = 1_000_000
+        self.unsent: dict[int, int] = {}
         self.callers = Callers(
             self._converse,
             self.effects,
             gone=self.gone.append,
             expected=expected,
             free_files=lambda: self.free - len(self.callers.connections()),
-            unsent=lambda _: 0,
+            unsent=lambda conn: self.unsent.get(conn, 0),
         )
         self.members: dict[int, MemberConversation] = {}
         self.said: dict[int, list[frames.AnyFrame]] = {}
@@ -162,8 +163,32 @@ def test_a_flood_pushes_out_its_own_and_nobody_who_has_proved_itself() -> None:
     called.carry()
     for conn in range(2, MAX_UNPROVED + 3):
         called.callers.accepted(conn, f"10.0.{conn % 3}.9", 0.0)
-    assert [effect for effect in called.effects if not isinstance(effect, Write)] == [Reset(2)]
+    assert [effect for effect in called.effects if not isinstance(effect, Write)] == [Hangup(2)]
     assert 1 in called.callers
+
+
+def test_a_displaced_caller_that_does_not_read_holds_no_descriptor() -> None:
+    called = Called()
+    called.unsent = {2: 10_000}
+    for conn in range(1, 4):
+        called.call(conn, purpose="probe", source="10.0.0.9")
+        called.prove(conn)
+    called.carry()
+    called.free = -len(called.callers.connections())
+    called.call(4, purpose="probe", source="10.0.0.9", now=ROOM_SECONDS)
+    called.prove(4, now=ROOM_SECONDS)
+    ended = [effect for effect in called.carry() if not isinstance(effect, Write)]
+    assert ended == [Hangup(1), Reset(2), Hangup(3)]
+
+
+def test_of_a_flood_and_a_node_with_many_ranks_each_keeps_its_share() -> None:
+    called = Called()
+    called.callers.expect(0, sealed=True)
+    for conn in range(8):
+        called.call(conn, source="10.0.0.1")
+    for conn in range(8, 2000):
+        called.callers.accepted(conn, f"10.0.1.{conn % 15}", 0.0)
+    assert [conn in called.callers for conn in range(8)] == [False] * 4 + [True] * (MAX_WHEN_SEALED // 16)
 
 
 @pytest.mark.parametrize("addresses", [1, 2, 20])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mingle.protocol import mesh
 from mingle.protocol.effects import Dial, Effect, Hangup, Inspect, Write
 from mingle.protocol.events import Accepted, Address, BytesReceived, Connected, Disconnected, Inspected
-from mingle.protocol.handshake import Call
+from mingle.protocol.handshake import Call, MemberConversation
 from mingle.protocol.machine import Context, Endpoints, Identity
-from mingle.protocol.mesh import INSPECTION_SECONDS, Answerer, Prover, targets_of
+from mingle.protocol.mesh import INSPECTION_SECONDS, Answerer, Prover, greeting, targets_of
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.frames import Failure, ProcessInfo, Target
@@ -556,24 +556,34 @@ def test_caller_that_says_nothing_goes_after_a_while() -> None:
     assert not listener.answerer.owns(5)
 
 
-@pytest.mark.parametrize("frame", [frames.Join(world_size=2, node="n"), frames.Ask(what="status")])
-def test_member_is_no_host(frame: frames.AnyFrame) -> None:
-    lan = Lan(1)
-    lan.at(1).stopped = True
-    lan.settle()
-    (attempt,) = lan.prover._pursuits[member(1)].attempts.values()
-    attempt.conversation.send(frame)
-    data = attempt.conversation.data_to_send()
-    listener = lan.at(1)
-    waiting = [(conn, said) for conn, said in listener.waiting]
-    for conn, said in waiting:
-        if said is None:
-            listener.answerer.accepted(Accepted(conn, "10.0.0.99"), 0.0)
-        else:
-            listener.answerer.handle(BytesReceived(conn, said))
-    ((conn, _), *_) = waiting
-    listener.answerer.handle(BytesReceived(conn, data))
-    assert not listener.answerer.owns(conn)
+GREET = greeting(member(9))
+
+
+@pytest.mark.parametrize(
+    ("said", "stays"),
+    [
+        ([frames.Join(world_size=2, node="n")], False),
+        ([frames.Ask(what="status")], False),
+        ([GREET], True),
+        ([GREET, GREET], False),
+    ],
+    ids=["joins", "asks", "greets", "greets again"],
+)
+def test_member_is_no_host_and_greets_once(said: list[frames.AnyFrame], stays: bool) -> None:
+    listener = Listener(1)
+    call = Call(job="job", member=member(9), session=SESSION, purpose="mesh")
+    conversation = MemberConversation(call, ("10.0.0.1", PORT))
+    listener.answerer.accepted(Accepted(1, "10.0.0.99"), 0.0)
+    while conversation.welcome is None:
+        listener.answerer.handle(BytesReceived(1, conversation.data_to_send()))
+        for effect in listener.effects:
+            assert isinstance(effect, Write)
+            conversation.receive_data(effect.data)
+        listener.effects.clear()
+    for frame in said:
+        conversation.send(frame)
+    listener.answerer.handle(BytesReceived(1, conversation.data_to_send()))
+    assert listener.answerer.owns(1) is stays
 
 
 # --- any network ------------------------------------------------------------------------------------------------------
