@@ -34,7 +34,7 @@ else:
         from lightning.fabric.plugins.environments import ClusterEnvironment
     except ImportError as error:
         raise ImportError(
-            "mingle.lightning needs Lightning, which is not installed here: pip install 'multinode-mingle[lightning]'"
+            "mingle.lightning needs Lightning, which is not installed here: pip install lightning"
         ) from error
 
 

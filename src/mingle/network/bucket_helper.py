@@ -204,7 +204,7 @@ def explained(error: Exception, operation: str, protocol: str) -> BucketReply:
     kinds = {kind.__name__ for each in _causes(error) for kind in type(each).__mro__}
     s3 = protocol in _S3
     if "ImportError" in kinds:
-        extra = "pip install 'multinode-mingle[s3]'" if s3 else f"install what fsspec needs for {protocol}://"
+        extra = "pip install s3fs" if s3 else f"install what fsspec needs for {protocol}://"
         return BucketReply(what=f"needs a package that is not installed here: {text}", fix=extra)
     if operation == "open" and "ValueError" in kinds:
         fix = f"correct the URL; `python -c 'import fsspec; fsspec.filesystem(\"{protocol}\")'` says what is missing"

@@ -95,7 +95,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp
     try:
         with pytest.raises(FolderProblem, match="a package that is not installed here") as caught:
             made.list()
-        assert caught.value.fix == "pip install 'multinode-mingle[s3]'"
+        assert caught.value.fix == "pip install s3fs"
     finally:
         made.close()
         made.reap()
