@@ -256,7 +256,7 @@ class ReadTimeoutError(Exception):
 @pytest.mark.parametrize(
     ("error", "operation", "what", "fix"),
     [
-        (ImportError("no s3fs"), "open", "needs a package that is not installed here: no s3fs", "mingle[s3]"),
+        (ImportError("no s3fs"), "open", "needs a package that is not installed here: no s3fs", "pip install s3fs"),
         (ValueError("no such protocol"), "open", "can't be opened: no such protocol", "correct the URL"),
         (ValueError("odd"), "read", "can't be read: ValueError: odd", "its own tools"),
         (NoCredentialsError("none"), "list", "can't be used without credentials", "AWS_PROFILE"),
