@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.levels import chosen, repeated
+from tests.support.run_nodes import has_ended
 
 from . import Host, Lab, Process
 
@@ -39,13 +40,6 @@ def running(hosts: list[Host], *words: str) -> tuple[list[Process], list[int]]:
     for rank, process in enumerate(processes):
         process.wait_for_output(f"started as {rank} at {hosts[0].address()}", SECONDS)
     return processes, [int(process.stdout.split()[0]) for process in processes]
-
-
-def ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):  # reaped before it is opened, or before it is read
-        return True
 
 
 @pytest.mark.quick
@@ -147,7 +141,7 @@ def test_the_end_of_one_ends_the_others_and_names_it(lab: Lab, what: str, victim
             assert f"node {victim} on host {hosts[victim].name}" in process.stderr.replace("is lost (host", "on host")
             assert told in process.stderr
             assert "fix: " in process.stderr
-    assert all(ended(pid) for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
 
 
 @pytest.mark.soak
@@ -168,7 +162,7 @@ def test_with_keep_going_the_others_run_on(lab: Lab, what: str, victim: int, see
         if what != "program" and (victim == 0 or number == 0):  # the host alone knows of the loss of a member
             processes[number].wait_for_output("the command runs on (--keep-going): node", LOST_SECONDS)
     for number in others:
-        assert not ended(pids[number])
+        assert not has_ended(pids[number])
         hosts[number].run(["kill", "-9", str(pids[number])]).wait()
     # Node 0 stays until the commands of all others have ended.
     assert [processes[number].wait(SECONDS) for number in others] == [128 + signal.SIGKILL] * 2

@@ -296,9 +296,15 @@ def test_another_job_is_another_conversation() -> None:
     assert "likely cause: 127.0.0.1 pings about 'bert', and not with us" in errors
 
 
-def test_doctor_checks_the_shared_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory is waited for, however busy the machine is."""
     monkeypatch.setattr(Directory, "leave_seconds", 60.0)
     monkeypatch.setattr(Directory, "patience", 60.0)
+
+
+@pytest.mark.usefixtures("_patient")
+def test_doctor_checks_the_shared_directories(tmp_path: Path) -> None:
     network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}", f"dir:{tmp_path}/missing"))
     found, _ = checks.examine(network, ())
     good, bad = [each for each in found if each.name == "folder"]
@@ -308,9 +314,8 @@ def test_doctor_checks_the_shared_directories(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir())
 
 
-def test_doctor_reads_what_another_host_shows_in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Directory, "leave_seconds", 60.0)
-    monkeypatch.setattr(Directory, "patience", 60.0)
+@pytest.mark.usefixtures("_patient")
+def test_doctor_reads_what_another_host_shows_in_a_directory(tmp_path: Path) -> None:
     network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",))
     with folders.examined(network.folders, "another node"):
         until(lambda: list(tmp_path.rglob("s-*")))
