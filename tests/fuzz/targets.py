@@ -57,8 +57,7 @@ _HELLO = {
     "pid": 4711,
     "interface": "eth0",
     "networks": [_LOCAL],
-    "gpus": 0,
-    "local_world_size": 1,
+    "gpu": "",
     "options": {"backend": "auto", "max_size": 1 << 26, "seconds": 20.0},
 }
 QUESTIONS = tuple(

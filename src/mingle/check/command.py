@@ -133,7 +133,7 @@ def check(
             cause="--timeout bounds each step: a healthy step can take a second, and torch's timeouts are bounded",
             remedy="give at least 1, or leave --timeout out.",
         )
-    if backend == "nccl" and not probes.gpus():
+    if backend == "nccl" and not probes.has_gpu():
         raise ConfigurationError.explain(
             "--backend=nccl needs a GPU, and this process sees none that NCCL can use.",
             cause="a machine without a GPU, a hidden one (CUDA_VISIBLE_DEVICES), or a build of torch without CUDA",

@@ -89,8 +89,7 @@ class Introduction(ProbedRank, frozen=True):
     pid: int
     interface: str
     networks: list[LocalNetwork]
-    gpus: int
-    local_world_size: int
+    gpu: str
     options: dict[str, Any]
 
 

@@ -51,9 +51,19 @@ def _mtu(interface: str) -> int:
         return 0
 
 
-def gpus() -> int:
-    """Return the number of GPUs that this process sees and NCCL can use."""
-    return torch.cuda.device_count() if dist.is_nccl_available() and torch.cuda.is_available() else 0
+def has_gpu() -> bool:
+    """Return whether this process sees a GPU that NCCL can use."""
+    return dist.is_nccl_available() and torch.cuda.is_available()
+
+
+def gpu_id(local_rank: int) -> str:
+    """Return the UUID of the GPU that a rank uses with NCCL, which no two ranks may share; empty if it sees none."""
+    return str(torch.cuda.get_device_properties(_gpu(local_rank)).uuid) if has_gpu() else ""
+
+
+def _gpu(local_rank: int) -> torch.device:
+    # A launcher can show each rank its own GPU alone.
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 class Probes:
@@ -65,8 +75,7 @@ class Probes:
     def _device(self, kind: str) -> torch.device:
         if kind != "cuda":
             return torch.device("cpu")
-        # A launcher can show each rank its own GPU alone.
-        device = torch.device("cuda", self._job.local_rank % torch.cuda.device_count())
+        device = _gpu(self._job.local_rank)
         torch.cuda.set_device(device)
         return device
 

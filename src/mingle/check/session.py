@@ -87,8 +87,7 @@ def take_part(
         "address": job.address,
         "interface": job.interface,
         "networks": probes.networks(),
-        "gpus": probes.gpus(),
-        "local_world_size": job.local_world_size,
+        "gpu": probes.gpu_id(job.local_rank),
         "port": server.port,
         "token": server.token,
         "options": to_builtins(options),
@@ -424,8 +423,8 @@ class Conductor:
     def _choose_backend(self) -> None:
         self._seen.backend = self._options.backend
         if self._seen.backend == "auto":
-            gpus = all(hello["gpus"] >= hello["local_world_size"] for hello in self._roster)
-            self._seen.backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+            gpus = {hello["gpu"] for hello in self._roster} - {""}
+            self._seen.backend = "cpu:gloo,cuda:nccl" if len(gpus) == len(self._roster) else "gloo"
 
     def _collectives(self) -> None:
         backend = self._seen.backend

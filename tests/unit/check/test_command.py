@@ -116,7 +116,7 @@ def test_the_ranks_are_those_of_all_processes_of_all_machines(monkeypatch: pytes
     ],
 )
 def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "gpus", lambda: 0)
+    monkeypatch.setattr(probes, "has_gpu", lambda: False)
     told = CliRunner().invoke(command.check, arguments, prog_name="mingle-check")
     assert told.exit_code == 2
     assert "mingle-discover" not in told.output

@@ -6,6 +6,10 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
+
+import pytest
+import torch
 
 from mingle.check import control, probes
 
@@ -36,3 +40,12 @@ def test_a_path_that_does_not_answer_shows_before_a_short_deadline() -> None:
         there = {"rank": 1, "address": "127.0.0.1", "port": silent.getsockname()[1], "token": ""}
         tried = probes.Probes(None, None, [{}, there])  # type: ignore[arg-type]
         assert tried.path(peer=1, seconds=0.2) == "a small message is not answered (timed out)"
+
+
+@pytest.mark.parametrize(("visible", "ids"), [(0, ["", ""]), (1, ["GPU-0", "GPU-0"]), (2, ["GPU-0", "GPU-1"])])
+def test_a_rank_names_the_gpu_that_it_would_use(monkeypatch: pytest.MonkeyPatch, visible: int, ids: list[str]) -> None:
+    monkeypatch.setattr(probes.dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
+    assert [probes.gpu_id(local_rank) for local_rank in range(2)] == ids

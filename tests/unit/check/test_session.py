@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_ctrl_c_while_other_ranks_are_missing_ends_the_check() -> None:
 
 
 def conduct(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "", gpus: int = 0
+    monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "", gpus: Sequence[str] = ("", "")
 ) -> tuple[Evidence, list[Any]]:
     """Run the steps of rank 0 for two machines whose link looks slow; return what it saw, and its tasks."""
     told: list[Any] = []
@@ -116,8 +116,10 @@ def conduct(
         return {"work": [0.02, 0.02], "right": "", "fast": seconds, "pair": pair}.get(do)
 
     conductor = session.Conductor(None, None, Options(seconds=seconds), str)  # type: ignore[arg-type]
-    hello = {"gpus": gpus, "local_world_size": 2, "networks": [], "interface": "eth0", "address": "", "pid": 1}
-    conductor._roster = [{**hello, "rank": rank, "node": rank, "host": NAMES[rank]} for rank in range(2)]
+    hello = {"networks": [], "interface": "eth0", "address": "", "pid": 1}
+    conductor._roster = [
+        {**hello, "rank": rank, "node": rank, "host": NAMES[rank], "gpu": gpus[rank]} for rank in range(2)
+    ]
     conductor._seen = session.evidence_of(conductor._roster)
     monkeypatch.setattr(conductor, "_collect", str)
     monkeypatch.setattr(conductor, "_ask", ask)
@@ -158,8 +160,18 @@ def test_the_bus_of_two_ranks_carries_what_the_algorithm_does(monkeypatch: pytes
     assert [each["busbw"] for each in seen.all_reduce] == [each["algbw"] for each in seen.all_reduce]
 
 
-@pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "gloo"), (2, "cpu:gloo,cuda:nccl")])
-def test_nccl_is_chosen_where_every_rank_has_a_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "backend"),
+    [
+        (("", ""), "gloo"),
+        (("GPU-1", ""), "gloo"),
+        (("GPU-1", "GPU-1"), "gloo"),  # NCCL refuses it: "Duplicate GPU detected"
+        (("GPU-1", "GPU-2"), "cpu:gloo,cuda:nccl"),  # also where a launcher shows each rank its own GPU alone
+    ],
+)
+def test_nccl_is_chosen_where_every_rank_has_a_gpu_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, gpus: Sequence[str], backend: str
+) -> None:
     seen, _ = conduct(monkeypatch, 20.0, gpus=gpus)
     assert seen.backend == backend
 
