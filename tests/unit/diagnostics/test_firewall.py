@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from mingle.diagnostics import firewall
 from mingle.diagnostics.firewall import Block, Packet, allow_tcp, allow_udp, blocked, parse
 from tests.lab.lab import why_unavailable
 
@@ -109,6 +110,15 @@ def test_the_rule_that_drops(text: str, packet: Packet, rule: str | None) -> Non
 
 def test_chains_that_jump_in_a_circle_end() -> None:
     assert blocked(parse(listing("jump a", more="\tchain a {\n\t\tjump a\n\t}\n")), TCP) is None
+
+
+def test_a_rule_is_read_once_however_many_packets_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of Kubernetes has tens of thousands, and a rank has two seconds for all of its peers."""
+    read = []
+    monkeypatch.setattr(firewall, "without_noise", lambda text: read.append(text) or text)
+    chains = parse(listing(*(f"ip saddr 10.1.0.{number} drop" for number in range(100))))
+    found = {str(blocked(chains, Packet("tcp", 40000, "", "eth0", f"10.1.0.{number}"))) for number in range(100)}
+    assert len(found) == len(read) == 100
 
 
 def block() -> Block:
