@@ -240,7 +240,7 @@ def _rank(observer: Observer, job: str, rank: int, world_size: int, key: JobKey 
     now = time.monotonic()
     context = Context(key=key, new_id=observer.driver.new_id, rng=observer.driver.rng, timeout=60.0)
     if rank == 0:
-        endpoints = observer.driver.control_port.listen()
+        endpoints = observer.driver.control_port.listen(locally=False)
         return Rank(Host(identity, os.urandom(16), endpoints, context, now), key, time.monotonic)
     return Rank(Joiner(identity, context, now), key, time.monotonic)
 

@@ -273,10 +273,7 @@ class Gathering(Loop):
         with self._lock:
             started = self._thread is not None and not self._closed
         if started:
-            self.call(self._stop_electing)
-
-    def _stop_electing(self) -> None:
-        self._agent.stop_electing()
+            self.call(lambda: self._agent.stop_electing())  # noqa: PLW0108 - the loop makes the agent first
 
     def close(self, reason: str) -> None:
         """End this agent's part in the job on purpose: the others hear the reason and do not count it as lost.
@@ -314,9 +311,8 @@ class Gathering(Loop):
         self._stores = StoreKeeper(driver, self.call, port=settings.master_port)
         stack.callback(self._stores.release)
         stack.callback(self._stores.close)
-        context, endpoints = machine_context(settings, self._key, driver), driver.control_port.listen()
-        if settings.mesh != "off":
-            driver.control_port.listen_locally()
+        context = machine_context(settings, self._key, driver)
+        endpoints = driver.control_port.listen(locally=settings.mesh != "off")
         order = order_of(settings.placement, self._identity.who.hostname, endpoints.addresses[0].address)
         self._identity = structs.replace(self._identity, order=order)
         self._agent = Agent(
@@ -365,9 +361,7 @@ class Gathering(Loop):
     def _scanned(self, now: float, changed: bool) -> None:
         if changed:
             self._agent.handle(InterfacesChanged(), now)
-        self.driver.relisten(now)
-        if self._settings.mesh != "off":
-            self.driver.control_port.listen_locally()
+        self.driver.relisten(now, locally=self._settings.mesh != "off")
 
     def _say(self, level: int, text: str, error: BaseException | None = None) -> None:
         if self._progress is not None or error is not None:

@@ -50,27 +50,35 @@ class ControlPort:
         """The addresses to listen on, best first."""
         return listening_addresses(self._interfaces.usable, self._network.family)
 
-    def listen(self) -> Endpoints:
+    def listen(self, *, locally: bool) -> Endpoints:
         """Open the port, and return where it listens.
+
+        Args:
+            locally: whether to listen on the link-local addresses as well, which are not announced.
 
         Raises:
             InterfaceError: no address can be bound.
         """
         network = self._network
-        return Endpoints(
+        endpoints = Endpoints(
             addresses=self._bound(self._connections.listen),
             port=self._connections.port,
             advertised=(network.advertise,) if network.advertise else (),
             named=bool(network.interfaces),
         )
+        if locally:
+            self._listen_locally()
+        return endpoints
 
-    def listen_also(self) -> tuple[Address, ...]:
+    def listen_also(self, *, locally: bool) -> tuple[Address, ...]:
         """Open the port on new addresses; return all that are announced and bound, the earlier ones as well."""
         self._connections.leave_interfaces(but={each.index for each in self._interfaces.usable})
-        return self._bound(self._connections.listen_also)
+        addresses = self._bound(self._connections.listen_also)
+        if locally:
+            self._listen_locally()
+        return addresses
 
-    def listen_locally(self) -> None:
-        """Open the port on the link-local addresses as well, beside those that are announced."""
+    def _listen_locally(self) -> None:
         local = [
             (str(each.ip), interface.index)
             for interface in self._interfaces.usable

@@ -40,7 +40,7 @@ from mingle.network import folders
 from mingle.network.transport import NothingOpenedError
 from mingle.protocol.effects import CloseStore, Effect, Inspect
 from mingle.protocol.events import InterfacesChanged
-from mingle.protocol.machine import Context, Endpoints, Formation, Identity, scoped
+from mingle.protocol.machine import Context, Formation, Identity, scoped
 from mingle.protocol.observations import Snapshot
 from mingle.records import logger
 from mingle.wire.authentication import JobKey
@@ -387,10 +387,10 @@ class Discovery(Loop):
 
             joiner = Joiner(identity, context, time.monotonic())
             if self._listens_for_mesh:
-                joiner.listen(self._listen())
+                joiner.listen(driver.control_port.listen(locally=True))
             return joiner
         make_room(identity.world_size, FILES_PER_RANK, what=f"{self.unit}s", quiet=self.settings.progress == "off")
-        endpoints = self._listen()
+        endpoints = driver.control_port.listen(locally=self._listens_for_mesh)
         asked = self.settings.placement
         can_be_first = asked.node_rank_launched or not asked.node_rank
         if fixed_port is not None and (identity.rank == 0 or can_be_first):
@@ -411,13 +411,6 @@ class Discovery(Loop):
     @property
     def _listens_for_mesh(self) -> bool:
         return self.settings.mesh != "off"
-
-    def _listen(self) -> Endpoints:
-        """Open the control port; for the mesh also on link-local addresses, which are not announced."""
-        endpoints = self.driver.control_port.listen()
-        if self._listens_for_mesh:
-            self.driver.control_port.listen_locally()
-        return endpoints
 
     def _drive(self, machine: Machine) -> None:
         self._machine = machine
@@ -512,11 +505,9 @@ class Discovery(Loop):
     def _scanned(self, now: float, changed: bool) -> None:
         if changed:
             self._machine.handle(InterfacesChanged(), now)
-        listens = self._elector is not None or (self._listens_for_mesh and not self._formed)
-        if listens or self._machine.hosting is not None:
-            self.driver.relisten(now)
-            if self._listens_for_mesh and not self._formed:
-                self.driver.control_port.listen_locally()
+        listens_for_mesh = self._listens_for_mesh and not self._formed
+        if listens_for_mesh or self._elector is not None or self._machine.hosting is not None:
+            self.driver.relisten(now, locally=listens_for_mesh)
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, CloseStore):

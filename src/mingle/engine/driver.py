@@ -278,12 +278,16 @@ class Driver:
 
     # --- interfaces ------------------------------------------------------------------------------------------------
 
-    def relisten(self, now: float) -> None:
+    def relisten(self, now: float, *, locally: bool) -> None:
         """Open the control port on new addresses, and have the machine announce all of them.
 
         Addresses that it announces already are passed on as well: a sealed host can have been told others meanwhile.
+
+        Args:
+            now: the current time.
+            locally: whether to listen on new link-local addresses as well, which are not announced.
         """
-        addresses = self.control_port.listen_also()
+        addresses = self.control_port.listen_also(locally=locally)
         if addresses:
             self.machine.handle(AddressesChanged(addresses), now)
 

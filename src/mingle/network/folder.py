@@ -185,7 +185,6 @@ class _Own(Struct):
 
     sign: Sign
     name: str
-    written_at: float
     rewrite_at: float
 
 
@@ -318,7 +317,7 @@ class Folder:
         self._written_at[name] = now
         if len(self._written_at) > REMEMBERED_NAMES:
             del self._written_at[next(iter(self._written_at))]
-        self._own = _Own(sign, name, now, now + min(self._rewrite_interval, longest))
+        self._own = _Own(sign, name, now + min(self._rewrite_interval, longest))
         self._rewrite_interval = min(2 * self._rewrite_interval, REWRITE_SECONDS)
 
     def _give_up_earlier(self, listed: Collection[str]) -> None:

@@ -76,19 +76,36 @@ def _is_class_e(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return address.version == 4 and int(address) >> 28 == 0xF
 
 
-class _Bucket(Struct):
-    """A token bucket."""
+class TokenBucket(Struct):
+    """A token bucket: how often a process may do something.
+
+    Args:
+        per_second: the sustained rate.
+        at_once: the burst.
+        filled_at: the time at which it is full.
+    """
 
     per_second: float
     at_once: float
-    tokens: float
     filled_at: float
+    tokens: float = -1.0
+
+    def __post_init__(self) -> None:
+        """Begin with a full one."""
+        self.tokens = self.at_once
 
     def wait(self, now: float) -> float:
         """Return the seconds until a token is available."""
-        self.tokens = min(self.at_once, self.tokens + (now - self.filled_at) * self.per_second)
-        self.filled_at = now
+        earned = max(0.0, now - self.filled_at) * self.per_second
+        self.tokens, self.filled_at = min(self.at_once, self.tokens + earned), now
         return max(0.0, (1 - self.tokens) / self.per_second)
+
+    def take(self, now: float) -> bool:
+        """Take a token; return whether there was one."""
+        if self.wait(now) > 0:
+            return False
+        self.tokens -= 1
+        return True
 
 
 class DialBudget(Struct):
@@ -99,9 +116,9 @@ class DialBudget(Struct):
     dropped, so that a stranger who exhausts a budget only delays the true host.
     """
 
-    _all: _Bucket = field(default_factory=lambda: _Bucket(DIALS_PER_SECOND, DIALS_AT_ONCE, DIALS_AT_ONCE, 0.0))
-    _senders: dict[str, _Bucket] = field(default_factory=dict)
-    _targets: dict[str, _Bucket] = field(default_factory=dict)
+    _all: TokenBucket = field(default_factory=lambda: TokenBucket(DIALS_PER_SECOND, DIALS_AT_ONCE, 0.0))
+    _senders: dict[str, TokenBucket] = field(default_factory=dict)
+    _targets: dict[str, TokenBucket] = field(default_factory=dict)
 
     def take(self, target: str, sender: str, now: float) -> float:
         """Charge a connection to the budget. Return 0, or the seconds after which to ask again.
@@ -117,7 +134,7 @@ class DialBudget(Struct):
             kept.append((self._targets, target, TARGET_DIALS_PER_SECOND, TARGET_DIALS_AT_ONCE))
         if sender:
             kept.append((self._senders, sender, SENDER_DIALS_PER_SECOND, SENDER_DIALS_AT_ONCE))
-        named = [memory.get(name) or _Bucket(rate, burst, burst, now) for memory, name, rate, burst in kept]
+        named = [memory.get(name) or TokenBucket(rate, burst, now) for memory, name, rate, burst in kept]
         buckets = named if sender == target else [*named, self._all]
         wait = max(each.wait(now) for each in buckets)
         if wait > 0:
@@ -137,7 +154,7 @@ class DialBudget(Struct):
                 bucket.tokens += 1
 
 
-def _keep(buckets: dict[str, _Bucket], name: str, bucket: _Bucket) -> None:
+def _keep(buckets: dict[str, TokenBucket], name: str, bucket: TokenBucket) -> None:
     """Remember a bucket that was charged; one that was only asked for is full and can be made anew."""
     buckets.pop(name, None)
     if len(buckets) >= REMEMBERED:

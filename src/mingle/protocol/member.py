@@ -343,7 +343,7 @@ class Joiner:
 
     def calling(self) -> Datagram | None:
         """The datagram for unicast peers now."""
-        return self.identity.seek() if self.session is None and not self.finished else None
+        return self.showing()
 
     def showing(self) -> Seek | Offer | None:
         """The sign in a shared folder: a process that has a host needs none."""

@@ -78,13 +78,11 @@ class NetworkChoice:
         """The networks on which the mesh does not hold."""
         self._moves = 0
         """How often newer paths have moved the session to another network."""
-        self._warned = False
-        """Whether the mesh is proved no further: it does not hold, and that is only a warning."""
 
     def next_proof(self, now: float) -> Proof | None:
         """Return what is to be proved next; None: nothing."""
         seats = self._seats
-        if self._mode == "off" or self._warned or not (self._partial or len(seats) == seats.size):
+        if self._mode == "off" or not (self._partial or len(seats) == seats.size):
             return None
         network, last = self._common(without=self._broken), False
         seconds = mesh.NEXT_NETWORK_SECONDS if self._broken else mesh.NETWORK_SECONDS
@@ -112,8 +110,6 @@ class NetworkChoice:
         common = self._common()
         if common is None:
             return NothingShared()
-        if self._mode == "off" or self._warned:
-            return Chosen(common)
         if proof is None:
             # Without a next proof there is one node, or no other one takes part.
             return Chosen(common) if self.next_proof(now) is None else AnotherProof()
@@ -134,10 +130,7 @@ class NetworkChoice:
 
     def _give_up(self, proof: Proof, common: str) -> Chosen | MeshBroken:
         proof.others = tuple(each for each in self._broken if each != proof.network)
-        if self._mode != "warn":
-            return MeshBroken(proof)
-        self._warned = True
-        return Chosen(common, proof)
+        return Chosen(common, proof) if self._mode == "warn" else MeshBroken(proof)
 
     def _common(self, without: Container[str] = ()) -> str | None:
         return common_address(self._seats.host, self._seats.paths(), without=without)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from mingle.protocol.claims import TokenBucket
 from mingle.protocol.effects import Answer, Effect, Multicast
 from mingle.protocol.events import Source
 from mingle.protocol.machine import Context, Identity
@@ -82,30 +83,6 @@ UNICAST_ANSWERS_PER_SECOND = 2.0
 """The sustained rate of LISTs by unicast that one process answers."""
 UNICAST_ANSWERS_AT_ONCE = 8.0
 """The burst of the same. An asker without an answer asks again."""
-
-
-class Credit:
-    """A token bucket: how many answers a process may give.
-
-    Args:
-        per_second: the sustained rate.
-        at_once: the burst.
-        now: the time.
-    """
-
-    def __init__(self, per_second: float, at_once: float, now: float) -> None:
-        self._per_second = per_second
-        self._at_once = self._left = at_once
-        self._counted_at = now
-
-    def take(self, now: float) -> bool:
-        """Return whether to answer now, and count the answer."""
-        earned = max(0.0, now - self._counted_at) * self._per_second
-        self._left, self._counted_at = min(self._at_once, self._left + earned), now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
 
 
 class Seeker:
@@ -265,7 +242,7 @@ class BrowseGroup:
         self._ask_after(EARLY_ASK_SECONDS, now)
         self._answer_at: float | None = None
         self._answered_at = float("-inf")
-        self._by_unicast = Credit(UNICAST_ANSWERS_PER_SECOND, UNICAST_ANSWERS_AT_ONCE, now)
+        self._by_unicast = TokenBucket(UNICAST_ANSWERS_PER_SECOND, UNICAST_ANSWERS_AT_ONCE, now)
 
     def _ask_after(self, seconds: float, now: float) -> None:
         due = now + seconds + self._rng.uniform(0, ASK_JITTER_SECONDS)
@@ -442,7 +419,7 @@ class HostAnnouncements:
         self._effects = effects
         self._announcer = Announcer(now)
         self._browse = BrowseGroup(now, deadline, context.rng)
-        self._late_answers = Credit(LATE_ANSWERS_PER_SECOND, LATE_ANSWERS_AT_ONCE, now)
+        self._late_answers = TokenBucket(LATE_ANSWERS_PER_SECOND, LATE_ANSWERS_AT_ONCE, now)
 
     def heard(self, message: Datagram, source: Source, now: float) -> Offer | None:
         """Handle a valid datagram; return it if it is the OFFER of another session of the job."""

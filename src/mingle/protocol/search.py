@@ -115,10 +115,6 @@ class Search(SessionPolicy[KnownSession]):
         """Ask for a host again."""
         self._client.seeker.resume(now)
 
-    def hurry(self, now: float) -> None:
-        """Ask as often as at the beginning, unless no question is needed."""
-        self._client.seeker.hurry(now)
-
     def pause(self) -> None:
         """Ask for no host."""
         self._client.seeker.pause()
@@ -140,9 +136,9 @@ class Search(SessionPolicy[KnownSession]):
         session.give_up(now)
         self.race(session, now)
 
-    def make_for(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
+    def make_for(self, offer: Offer, interface: str, now: float) -> None:
         """Join this session, without waiting for a datagram of its host."""
-        session = remember(self.table, offer, named(offer, interface, sender))
+        session = remember(self.table, offer, named(offer, interface))
         if session is None or (session.race is not None and session.race.call.purpose == "join"):
             return
         session.hang_up()  # it was only asked whether it lives
@@ -252,7 +248,7 @@ class Search(SessionPolicy[KnownSession]):
     def rewired(self, now: float) -> None:
         """Handle a change of this machine's interfaces: other paths may lead to the hosts now, or to another host."""
         self.paths_broke()
-        self.hurry(now)
+        self._client.seeker.hurry(now)
 
     def paths_broke(self) -> None:
         """Take note that paths that were proved can be broken by now, and that others can be open."""

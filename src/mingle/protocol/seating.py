@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from typing import NamedTuple, TypeAlias
 
-from mingle.protocol.seats import HostSeat
+from mingle.protocol.seats import HostSeat, machine_of
 from mingle.wire.frames import Join, Path, Place
 
 _Subnet: TypeAlias = IPv4Network | IPv6Network
@@ -114,8 +114,7 @@ def _grouped(keys: Iterable[_Key]) -> list[list[int]]:
 
 def _told_node(applicant: Join, key: _Key) -> _Key:
     """Return the node by what its launcher says: containers of one machine can share it, with all devices."""
-    machine = applicant.node.partition("/net:")[0]
-    return key if applicant.node_rank is None else (f"{machine}/told:{applicant.node_rank}", 0)
+    return key if applicant.node_rank is None else (f"{machine_of(applicant)}/told:{applicant.node_rank}", 0)
 
 
 def _told_local_ranks(applicants: Sequence[Join], nodes: Sequence[Sequence[int]]) -> dict[int, int] | None:

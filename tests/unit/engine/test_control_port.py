@@ -34,7 +34,7 @@ def test_further_addresses_are_listened_on_and_interfaces_that_have_gone_are_lef
     )
     interfaces = SimpleNamespace(usable=[ETH0])
     port = ControlPort(Network(interfaces=()), interfaces, connections)  # type: ignore[arg-type]
-    assert [each.address for each in port.listen_also()] == ["10.0.0.1"]
+    assert [each.address for each in port.listen_also(locally=False)] == ["10.0.0.1"]
     assert left == [{2}]
 
 

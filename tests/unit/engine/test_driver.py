@@ -126,11 +126,11 @@ def test_a_host_that_keeps_its_addresses_while_it_is_sealed_is_told_when_they_ar
     driver: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes the newest ones once its session takes members again."""
-    driver.control_port.listen()
+    driver.control_port.listen(locally=False)
     before = driver.control_port.addresses
     for addresses in ((msgspec.structs.replace(before[0], address="127.0.0.2"),), before):
         monkeypatch.setattr(ControlPort, "addresses", addresses)
-        driver.relisten(1.0)
+        driver.relisten(1.0, locally=False)
         assert driver.notes.told[-1] == AddressesChanged(addresses)
 
 
