@@ -20,7 +20,7 @@ from mingle.check.verdicts import SLOW_FACTOR, reference
 from mingle.cli import output
 from mingle.cli.options import FAILED, Shared, mesh_option, node_rank_option, shared_options
 from mingle.cli.output import Lines, Table
-from mingle.errors import ConfigurationError, MingleError, counted
+from mingle.errors import ConfigurationError, MingleError, counted, refused
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -208,9 +208,19 @@ def _user() -> str:
 
 
 def _start_further(count: int, secret: Secret | None) -> list[subprocess.Popen[bytes]]:
+    started: list[subprocess.Popen[bytes]] = []
     if _LOCAL in os.environ:
-        return []
-    return [_start_one(secret) for _ in range(count)]
+        return started
+    try:
+        for _ in range(count):
+            started.append(_start_one(secret))  # noqa: PERF401 - those before a failure, or a signal, have to end
+    except BaseException as error:
+        for process in started:
+            process.terminate()
+        if isinstance(error, OSError):
+            raise refused("the other ranks of this machine can't be started", error) from error
+        raise
+    return started
 
 
 def _start_one(secret: Secret | None) -> subprocess.Popen[bytes]:

@@ -304,7 +304,8 @@ class Conductor:
         zero = self._roster[0]["node"]
         reached = next((hello["reached"] for hello in self._roster if hello["node"] != zero), "")
         for hello in self._roster:
-            if reached and ip_address(hello["address"]).is_loopback:
+            # Rank 0 of torchrun, which has not reached its own port, knows no address of its own.
+            if reached and (not hello["address"] or ip_address(hello["address"]).is_loopback):
                 hello["address"] = reached
         self._seen = evidence_of(self._roster, lost)
         differing = [str(hello["rank"]) for hello in self._roster if hello["options"] != self._roster[0]["options"]]

@@ -29,7 +29,8 @@ class Environment:
 
     def __init__(self, target: MutableMapping[str, str]) -> None:
         self._target = target
-        self._lock = forksafe.register_lock(threading.Lock())
+        # A handler of a signal can close a job while this thread reads the variables.
+        self._lock = forksafe.register_lock(threading.RLock())
         # For each name the value that mingle wrote, and what was there before (None: nothing).
         self._written: dict[str, tuple[str, str | None]] = {}
 
@@ -37,7 +38,7 @@ class Environment:
         """Return the environment as it would be if mingle had never written: what to read settings from."""
         with self._lock:
             seen = dict(self._target)
-            for name in self._written:
+            for name in list(self._written):
                 value = self._seen(name)
                 if value is None:
                     seen.pop(name, None)

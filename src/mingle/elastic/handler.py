@@ -122,6 +122,9 @@ class AgentHandler(RendezvousHandler):
                 if isinstance(error, RuntimeError) and broken < BROKEN_ROUNDS:
                     logger.warning("a round of the rendezvous broke, joining the next one: %s", first_line(error))
                     continue
+                if broken == 1:  # once more by new connections; they fail at once if the store's host has gone
+                    logger.info("the connection to the store broke, opening another one: %s", first_line(error))
+                    continue
                 if not self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS):
                     raise
                 logger.info("the rendezvous was interrupted: %s", first_line(error))

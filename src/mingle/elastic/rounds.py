@@ -25,7 +25,12 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import PrefixStore, Store, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -124,6 +129,8 @@ class Rounds:
         self._doubts = ""
         self._ended = threading.Event()
         self._opened: tuple[DynamicRendezvousHandler, Monitor] | None = None
+        self._failed = False
+        """Whether the last call of `next` failed: its connections can be broken, and torch opens no others."""
         self._server: store.StoreServer | None = None
 
     @property
@@ -136,10 +143,14 @@ class Rounds:
 
         Raises:
             RuntimeError: the store failed, or agent 0 was lost before it published the workers' store.
+            RendezvousConnectionError: the store can't be reached.
         """
         inner, monitor = self._opened = self._opened or self._open()
         monitor.leave_round()
         self._server = None  # the previous round's
+        if self._failed:
+            self._reconnect(inner, monitor)
+        self._failed = True
         joined = inner.next_rendezvous()
         # Torch has written an address of its own under the round's prefix, where ours would race with it.
         place = PrefixStore(BACKEND, joined.store)
@@ -156,6 +167,7 @@ class Rounds:
         if joined.rank != 0:  # a zone means nothing on another machine: each agent adds its own
             bootstrap.master_addr = scoped(bootstrap.master_addr.partition("%")[0], interface)
         self._leave_if_ended()
+        self._failed = False
         self.number = inner._state_holder.state.round
         monitor.enter_round(self.number, joined.world_size)
         self._point_out(doubts(node.addr for node in inner._state_holder.state.participants))
@@ -199,10 +211,29 @@ class Rounds:
             timeout = FirstCall(settings.timeout, inner._state_holder)
             inner._op_executor._settings = dataclasses.replace(settings, timeout=timeout)  # type: ignore[attr-defined]
         self._leave_if_ended()
-        return inner, Monitor(heartbeat_client, settings, lambda: self._gathering.present, self._ended)
+        monitor = Monitor(
+            heartbeat_client,
+            settings,
+            lambda: self._gathering.present,
+            self._ended,
+            lambda: self._reconnect(inner, monitor),
+        )
+        return inner, monitor
+
+    def _reconnect(self, inner: DynamicRendezvousHandler, monitor: Monitor) -> None:
+        """Open new connections in place of those by which torch and the monitor reach the store."""
+        heartbeat_client, agent_client = self._connect(), self._connect()
+        # `end` shuts down what was opened before this line: torch's blocked call can't continue by a new connection.
+        self._leave_if_ended()
+        inner._store = agent_client
+        inner._state_holder._backend._store = heartbeat_client  # type: ignore[attr-defined]
+        monitor.use(heartbeat_client)
 
     def _connect(self) -> TCPStore:
-        client = store.connect(self._formation.store_address, self._formation.store_port).hand_over()
+        try:
+            client = store.connect(self._formation.store_address, self._formation.store_port).hand_over()
+        except OSError as error:
+            raise RendezvousConnectionError(f"the agents' store can't be reached: {error}") from error
         client.set_timeout(timedelta(seconds=self._wanted.torch["read_timeout"]))
         return client
 
@@ -364,6 +395,7 @@ class Monitor:
         settings: torch's settings of the rendezvous.
         present: returns the members of the session; None where they are not known, as on all agents but the host.
         ended: ends the thread when it is set.
+        reconnect: opens new connections to the store, after a failure.
 
     Attributes:
         closed: whether an agent has ended the job for good.
@@ -375,11 +407,12 @@ class Monitor:
         settings: RendezvousSettings,
         present: Callable[[], frozenset[bytes] | None],
         ended: threading.Event,
+        reconnect: Callable[[], None],
     ) -> None:
         self.closed = False
-        self._holder = _BackendRendezvousStateHolder(
-            C10dRendezvousBackend(client, settings.run_id), settings, cache_duration=0
-        )
+        self._backend = C10dRendezvousBackend(client, settings.run_id)
+        self._holder = _BackendRendezvousStateHolder(self._backend, settings, cache_duration=0)
+        self._reconnect = reconnect
         self._present = present
         self._ended = ended
         self._round: tuple[int, int] | None = None
@@ -389,6 +422,10 @@ class Monitor:
         self._failing_since: float | None = None
         # By its name a thread may be left behind: this one can be inside a blocked call.
         detached.start_explained(threading.Thread(target=self._run, name="mingle-abandoned-monitor", daemon=True))
+
+    def use(self, client: Store) -> None:
+        """Read by another client from now on."""
+        self._backend._store = client
 
     def enter_round(self, number: int, size: int) -> None:
         """Watch the round of this number, which so many nodes have joined."""
@@ -417,6 +454,8 @@ class Monitor:
             except Exception as error:  # a monitor that ended here would show its last reading forever
                 self._error = error
                 self._failing_since = self._failing_since or time.monotonic()
+                with contextlib.suppress(Exception):  # then the next look fails as well
+                    self._reconnect()
             else:
                 self._error = self._failing_since = None
 

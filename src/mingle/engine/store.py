@@ -33,7 +33,7 @@ from mingle.errors import (
     comes_from_a_signal_handler,
     refused,
 )
-from mingle.network.connections import bare_address, canonical_address, tune, untune
+from mingle.network.connections import bare_address, canonical_address, keep_open, tune
 from mingle.protocol.effects import Effect, FormedStore, OpenStore, PrepareStore, ProveStore, ReachStore
 from mingle.protocol.events import StoreFailed, StoreOpened, StorePrepared, StoreProved, StoreUnreachable
 from mingle.records import logger
@@ -113,7 +113,6 @@ class StoreClient(Struct):
     _store: TCPStore
     proved_at: float = -math.inf
     """The time of the last successful proof."""
-    _tuned: bool = False
 
     def leads_to(self, address: str, port: int) -> bool:
         """Return whether this is a connection to that store."""
@@ -132,17 +131,15 @@ class StoreClient(Struct):
             return self._store.compare_set(KEY_PREFIX + session.hex(), NOTHING, NOTHING).decode(errors="replace")
 
     def hand_over(self) -> TCPStore:
-        """Return torch's client for a process group, with its connection as torch makes it."""
-        if self._tuned:
-            for own in _connections_to(self.address, self.port):
-                untune(own)
+        """Return torch's client, for a use of hours: a process group's, or a rendezvous'."""
+        for own in _connections_to(self.address, self.port):
+            keep_open(own)
         return self._store
 
     def tune(self) -> None:
         """Make the idle connection notice a dead peer, and keep it alive in firewalls."""
         for own in _connections_to(self.address, self.port):
             tune(own)
-        self._tuned = True
 
 
 def shut_down_connections(address: str, port: int) -> None:

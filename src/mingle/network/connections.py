@@ -31,6 +31,10 @@ KEEPALIVE_IDLE_SECONDS = 4
 KEEPALIVE_INTERVAL_SECONDS = 2
 KEEPALIVE_PROBES = 3
 USER_TIMEOUT_MILLISECONDS = 10_000
+# Otherwise as TCP has it (tcp(7)). Clouds forget a connection that is idle for minutes, and torch keeps none alive.
+PATIENT_IDLE_SECONDS = 60
+PATIENT_INTERVAL_SECONDS = 75
+PATIENT_PROBES = 9
 CLOSED_BY_PEER = "the other side closed it"
 """The reason of an orderly end (TCP's FIN): a firewall that cuts a process off does not send one."""
 # The limit of bytes kept for a peer that does not read; a roster of 100 000 ranks is smaller.
@@ -472,23 +476,24 @@ def canonical_address(text: str) -> str:
 def tune(sock: socket.socket) -> None:
     """Make a connection carry small frames at once, and notice a dead peer."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are small, and a peer waits for each
+    _look_after(sock, KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_PROBES, USER_TIMEOUT_MILLISECONDS)
+
+
+def keep_open(sock: socket.socket) -> None:
+    """Have a connection outlast an outage of ten minutes, and keep it alive in firewalls, which forget an idle one."""
+    _look_after(sock, PATIENT_IDLE_SECONDS, PATIENT_INTERVAL_SECONDS, PATIENT_PROBES, 0)
+
+
+def _look_after(sock: socket.socket, idle: int, interval: int, probes: int, user_timeout: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = "TCP_KEEPIDLE" if sys.platform == "linux" else "TCP_KEEPALIVE"
     for option, value in (
-        (idle, KEEPALIVE_IDLE_SECONDS),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MILLISECONDS),
+        ("TCP_KEEPIDLE" if sys.platform == "linux" else "TCP_KEEPALIVE", idle),
+        ("TCP_KEEPINTVL", interval),
+        ("TCP_KEEPCNT", probes),
+        ("TCP_USER_TIMEOUT", user_timeout),
     ):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def untune(sock: socket.socket) -> None:
-    """Restore TCP's own timeouts, so that a connection outlasts a short outage of the network."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
 
 
 def _in_words(error: OSError) -> str:

@@ -54,8 +54,8 @@ class Program:
         self.interrupted_by: int | None = None
         """The last signal that asked this process to end."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._inherited = _children()
-        """The processes that this one was the parent of before it became `mingle-run`."""
+        self._inherited: set[int] = set()
+        """The children that are not the program's: those before a shell's `exec`, and this process's own helpers."""
         self._pending: list[int] | None = None
         """The signals that are held back; None: they are handled at once."""
         self._refusal_shown = False
@@ -102,6 +102,7 @@ class Program:
         check_exists(words[0])
         if sys.platform == "linux":
             _adopt_orphans()
+        self._inherited = _children()
         with self.held_back():  # an exception between fork and exec would leave the program to itself
             try:
                 self._process = subprocess.Popen(

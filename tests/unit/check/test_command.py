@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -191,6 +192,26 @@ def test_a_signal_ends_the_processes_of_this_machine(monkeypatch: pytest.MonkeyP
     assert number.name in told.stderr
     assert told.stdout == ""
     assert further.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(errno.EAGAIN, "Resource temporarily unavailable")])
+def test_processes_that_were_started_before_a_failure_end(
+    monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    first = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    outcomes: list[Any] = [first, failure]
+
+    def start(_secret: object) -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(command, "_start_one", start)
+    told = CliRunner().invoke(command.check, ["--nnodes", "2", "--nproc-per-node", "4"])
+    assert first.wait(30) == -signal.SIGTERM
+    assert told.exit_code == (1 if isinstance(failure, OSError) else 128 + signal.SIGINT)
+    assert ("the other ranks of this machine can't be started" in told.output) == isinstance(failure, OSError)
 
 
 def test_a_blank_rank_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

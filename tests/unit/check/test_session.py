@@ -197,6 +197,23 @@ def test_ranks_are_told_whose_options_differ_and_where_rank_0_was_reached() -> N
             end.close()
 
 
+def test_all_ranks_get_the_report_also_when_rank_0_knows_no_address_of_its_own() -> None:
+    """Under torchrun it learns its address from the connection to its own port, for which it can lack a descriptor."""
+    here, there = multiprocessing.Pipe()
+    with closing(control.Server(0)) as server:
+        job = SimpleNamespace(world_size=2)
+        zero = {**HELLO, "rank": 0, "node": 0, "address": ""}
+        conductor = session.Conductor(job, server, Options(seconds=60), str, zero)  # type: ignore[arg-type]
+        server.controls.put((there, {**HELLO, "node": 1, "reached": "10.0.0.1"}))
+        server.starved.set()
+        conductor.run()
+    while "report" not in (message := control.receive(here)):
+        pass
+    assert message["report"]["lost"] == {"0": control.NO_DESCRIPTOR}
+    here.close()
+    there.close()
+
+
 def test_the_machines_are_in_the_order_of_their_names() -> None:
     """Ranks are assigned: node10 can have rank 0."""
     hello = {"networks": [], "interface": "eth0", "address": "", "pid": 1}

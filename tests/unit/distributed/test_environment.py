@@ -193,6 +193,30 @@ def test_exports_of_many_threads_leave_one_of_them_and_restore_all() -> None:
     assert target == {"RANK": "original"}
 
 
+@pytest.mark.parametrize("asked", ["visible", "export"])
+def test_handler_of_a_signal_restores_while_the_variables_are_read(asked: str) -> None:
+    """A handler of SIGTERM can close a job while the program makes the next one."""
+
+    class Interrupted(dict[str, str]):
+        def get(self, name: str, default: Any = None) -> Any:
+            if not_yet:
+                not_yet.pop()
+                environment.restore()
+            return super().get(name, default)
+
+    target, not_yet = Interrupted(), list[int]()
+    environment = Environment(target)
+    environment.export({"RANK": "0", "WORLD_SIZE": "2"})
+    not_yet.append(1)
+    thread = threading.Thread(
+        target=lambda: environment.visible() if asked == "visible" else environment.export({"RANK": "1"}), daemon=True
+    )
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "it waits for itself"
+    assert target == ({} if asked == "visible" else {"RANK": "1"})
+
+
 def test_the_process_environment_is_bound_to_os_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINGLE_TEST_EXPORT", raising=False)
     process_environment.export({"MINGLE_TEST_EXPORT": "1"})

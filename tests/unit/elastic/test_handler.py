@@ -494,6 +494,29 @@ def test_a_round_that_breaks_again_and_again_is_an_error(place: Place, monkeypat
     assert len(attempts) == agent_handler.BROKEN_ROUNDS
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_broken_connection_to_the_store_is_opened_anew_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
+    handler, _ = make(place, 1, 1)
+    real, attempts = Rounds.next, list[int]()
+
+    def join(rounds: Rounds) -> RendezvousInfo:
+        attempts.append(1)
+        if len(attempts) <= failures:
+            raise RendezvousConnectionError("reset")
+        return real(rounds)
+
+    monkeypatch.setattr(Rounds, "next", join)
+    if failures == 1:
+        assert handler.next_rendezvous().world_size == 1
+    else:
+        with pytest.raises(RendezvousConnectionError, match="reset"):
+            handler.next_rendezvous()
+    assert len(attempts) == 2
+
+
 def test_rounds_that_broke_in_an_earlier_session_do_not_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
     handler, gathering = make(place, 1, 1)

@@ -36,7 +36,7 @@ from mingle.elastic.rounds import (
     node_name,
     open_for_workers,
 )
-from mingle.engine.store import StoreServer, open_server
+from mingle.engine.store import StoreServer, open_server, shut_down_connections
 from mingle.wire.frames import MAX_GENERATION
 from tests.support.fixed_gathering import FixedGathering, Place, set_last_call
 
@@ -306,6 +306,34 @@ def pair(monkeypatch: pytest.MonkeyPatch, place: Place) -> Iterator[list[tuple[R
         rounds.end()
 
 
+def reset_connections(rounds: Rounds) -> None:
+    """Do what a firewall does that has forgotten them."""
+    shut_down_connections(rounds._formation.store_address, rounds._formation.store_port)
+
+
+def test_monitor_opens_new_connections_for_those_that_broke(pair: list[tuple[Rounds, FixedGathering]]) -> None:
+    (host, _), _ = pair
+    before = inner_of(host)._store
+    reset_connections(host)
+    until(lambda: inner_of(host)._store is not before)
+    until(lambda: monitor_of(host)._failing_since is None)
+    assert inner_of(host)._store.add("reached", 1) == 1
+    assert host.nodes_waiting() == 0
+
+
+def test_round_that_failed_is_joined_by_new_connections(
+    monkeypatch: pytest.MonkeyPatch, pair: list[tuple[Rounds, FixedGathering]]
+) -> None:
+    agents = [rounds for rounds, _ in pair]
+    monkeypatch.setattr(Monitor, "_look", str)  # it does not notice
+    for each in agents:
+        reset_connections(each)
+    with ThreadPoolExecutor(2) as pool:
+        for failed in [pool.submit(rounds.next) for rounds in agents]:
+            assert isinstance(failed.exception(30), RendezvousConnectionError | RuntimeError)
+        assert [each.world_size for each in pool.map(lambda rounds: rounds.next(), agents)] == [2, 2]
+
+
 def test_a_node_that_the_gathering_lost_is_not_waited_for(
     pair: list[tuple[Rounds, FixedGathering]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +368,7 @@ def test_a_node_that_is_missing_for_a_moment_is_not_lost(pair: list[tuple[Rounds
     assert everybody is not None
     seen = everybody
     ended.set()  # the test looks, and no thread
-    monitor = Monitor(host._connect(), inner_of(host).settings, lambda: seen, ended)
+    monitor = Monitor(host._connect(), inner_of(host).settings, lambda: seen, ended, str)
     monitor.enter_round(host.number, 2)
     for _ in range(3):
         seen = everybody - {other.member}
@@ -414,7 +442,7 @@ def test_what_was_read_before_a_node_entered_its_round_means_nothing(
             seen.append(monitor.nodes_waiting())
             monitor.enter_round(host.number, 2)
 
-    monitor = Monitor(host._connect(), inner_of(host).settings, present, ended)  # type: ignore[arg-type]
+    monitor = Monitor(host._connect(), inner_of(host).settings, present, ended, str)  # type: ignore[arg-type]
     monitor.enter_round(host.number - 1, 2)
     armed.set()
     until(lambda: len(seen) > 1)

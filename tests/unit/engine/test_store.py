@@ -112,7 +112,7 @@ def test_a_client_that_waits_notices_a_dead_peer_and_a_process_group_has_patienc
         assert kept_patience(server.port) == {"127.0.0.1": impatient, "127.0.0.2": impatient}
         assert client.token(SESSION) == server.token
         handed = client.hand_over()
-        assert kept_patience(server.port) == {"127.0.0.1": (0, 0), "127.0.0.2": impatient}
+        assert kept_patience(server.port) == {"127.0.0.1": (1, 0), "127.0.0.2": impatient}
         handed.set("a", "b")
         assert handed.get("a") == b"b"
 

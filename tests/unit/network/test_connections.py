@@ -643,10 +643,16 @@ def test_out_of_descriptors_a_caller_is_turned_away() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this option")
-def test_an_untuned_connection_outlasts_an_outage_as_tcp_does() -> None:
+def test_a_connection_that_is_kept_open_outlasts_an_outage_and_the_memory_of_firewalls() -> None:
     with socket.socket() as sock:
         connections.tune(sock)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == connections.USER_TIMEOUT_MILLISECONDS
-        connections.untune(sock)
+        connections.keep_open(sock)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, interval, probes = (
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle < 4 * 60, "shorter than the memory of the most forgetful cloud"
+        assert interval * probes >= 10 * 60

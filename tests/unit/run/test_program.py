@@ -295,6 +295,18 @@ def test_the_children_of_what_became_mingle_run_are_not_the_programs(tmp_path: P
     os.kill(int(done.stdout), signal.SIGKILL)  # raises if it has ended
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells what a program leaves behind")
+def test_the_helpers_of_mingle_run_are_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+    program = Program()
+    with subprocess.Popen(["sleep", "100"]) as helper:  # as that of a bucket, which a session starts
+        program.start(["false"], os.environ)
+        assert program.wait() == 1
+        assert program.end() == 1
+        assert helper.poll() is None
+        helper.kill()
+
+
 def test_daemons_that_a_program_leaves_behind_live_on(nodes: Nodes) -> None:
     """As Ray's `ray start` has it."""
     nodes.start("--", "sh", "-c", "sleep 100 >/dev/null 2>&1 & echo $! > pid{node_rank}", count=2)
