@@ -142,8 +142,10 @@ def check(
     by_hand = "world_size" in place
     if by_hand and given is None and _LOCAL not in os.environ:
         output.say(f"mingle-check: the job id is {place['job_id']}; where the users differ, give all the same --job-id")
-    further = _start_further(nproc_per_node - 1, network.secret) if by_hand else []
+    further: list[subprocess.Popen[bytes]] = []
     try:
+        if by_hand and _LOCAL not in os.environ:
+            _start_further(nproc_per_node - 1, network.secret, further)
         status = run(
             structs.replace(
                 shared.arguments,
@@ -207,34 +209,34 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def _start_further(count: int, secret: Secret | None) -> list[subprocess.Popen[bytes]]:
-    started: list[subprocess.Popen[bytes]] = []
-    if _LOCAL in os.environ:
-        return started
+def _start_further(count: int, secret: Secret | None, started: list[subprocess.Popen[bytes]]) -> None:
+    """Start the other ranks of this machine; a signal can come at any line, so each is in the list once it runs.
+
+    Raises:
+        MingleError: the system refuses to start one; those that run have been told to end.
+    """
     try:
         for _ in range(count):
-            started.append(_start_one(secret))  # noqa: PERF401 - those before a failure, or a signal, have to end
-    except BaseException as error:
+            _start_one(secret, started)
+    except OSError as error:
         for process in started:
             process.terminate()
-        if isinstance(error, OSError):
-            raise refused("the other ranks of this machine can't be started", error) from error
-        raise
-    return started
+        raise refused("the other ranks of this machine can't be started", error) from error
 
 
-def _start_one(secret: Secret | None) -> subprocess.Popen[bytes]:
+def _start_one(secret: Secret | None, started: list[subprocess.Popen[bytes]]) -> None:
     line = [sys.executable, "-m", "mingle.check.command", *sys.argv[1:]]
     environ = {**os.environ, _LOCAL: "1"}
     if secret is None:
-        return subprocess.Popen(line, env=environ)
+        started.append(subprocess.Popen(line, env=environ))
+        return
     # Its file can be a pipe, which holds it once, and `<(…)` is closed in a child.
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb"), os.fdopen(writer, "wb", 0) as pipe:
-        process = subprocess.Popen([*line, "--secret-file", f"/dev/fd/{reader}"], env=environ, pass_fds=(reader,))
+        further = [*line, "--secret-file", f"/dev/fd/{reader}"]
+        started.append(subprocess.Popen(further, env=environ, pass_fds=(reader,)))
         with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
             pipe.write(bytes(secret))
-    return process
 
 
 def run(

@@ -57,8 +57,11 @@ def has_gpu() -> bool:
 
 
 def gpu_id(local_rank: int) -> str:
-    """Return the UUID of the GPU that a rank uses with NCCL, which no two ranks may share; empty if it sees none."""
-    return str(torch.cuda.get_device_properties(_gpu(local_rank)).uuid) if has_gpu() else ""
+    """Return the UUID of the GPU that a rank uses with NCCL, which no two ranks may share; empty if it can use none."""
+    try:
+        return str(torch.cuda.get_device_properties(_gpu(local_rank)).uuid) if has_gpu() else ""
+    except (RuntimeError, ZeroDivisionError):  # a GPU, or its driver, that fails: the check goes on without
+        return ""
 
 
 def _gpu(local_rank: int) -> torch.device:

@@ -87,7 +87,7 @@ def take_part(
         "address": job.address,
         "interface": job.interface,
         "networks": probes.networks(),
-        "gpu": probes.gpu_id(job.local_rank),
+        "gpu": probes.gpu_id(job.local_rank) if options.backend == "auto" else "",
         "port": server.port,
         "token": server.token,
         "options": to_builtins(options),

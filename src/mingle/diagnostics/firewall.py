@@ -213,7 +213,7 @@ def _walk(
 
 
 def _condition(name: str, found: re.Match[str]) -> Condition:
-    """Return whether a packet meets what a pattern of `_MATCHES` has found in a rule."""
+    """Return the condition that a pattern of `_MATCHES` has found in a rule."""
     if name == "protocol":
         protocols = set(_elements(found[1]))
         ipv6 = {"ip": False, "ip6": True}.get(found[0].split()[0])
@@ -239,7 +239,7 @@ def _condition(name: str, found: re.Match[str]) -> Condition:
         return lambda packet: kind == ("multicast" if packet.multicast else unicast)
     if name == "syn":
         return lambda packet: packet.protocol == "tcp"
-    return lambda _packet: True  # the dice fall on it now and then
+    return lambda _packet: True  # numgen: it matches some packets
 
 
 def _elements(text: str) -> list[str]:

@@ -29,7 +29,7 @@ class Environment:
 
     def __init__(self, target: MutableMapping[str, str]) -> None:
         self._target = target
-        # A handler of a signal can close a job while this thread reads the variables.
+        # A handler of a signal can close a job at any line of this thread: `restore` can run inside each of the others.
         self._lock = forksafe.register_lock(threading.RLock())
         # For each name the value that mingle wrote, and what was there before (None: nothing).
         self._written: dict[str, tuple[str, str | None]] = {}
@@ -64,8 +64,9 @@ class Environment:
             for name, value in wanted.items():
                 # Save the value first: after an interrupt or a fork at this point, the current value still counts as
                 # the user's.
-                self._written[name] = (value, before.get(name))
+                self._written[name] = entry = value, before.get(name)
                 self._target[name] = value
+                self._written.setdefault(name, entry)  # after a `restore` between the two
             return _replaced(before, wanted)
 
     def restore(self) -> None:
@@ -83,13 +84,16 @@ class Environment:
         return value
 
     def _put_back(self, name: str) -> None:
-        written, previous = self._written[name]
+        entry = self._written.get(name)
+        if entry is None:
+            return
+        written, previous = entry
         if self._target.get(name) == written:
             if previous is None:
-                del self._target[name]
+                self._target.pop(name, None)
             else:
                 self._target[name] = previous
-        del self._written[name]  # last: after an interrupt before it there is nothing left to put back
+        self._written.pop(name, None)  # last: after an interrupt before it there is nothing left to put back
 
 
 process_environment = Environment(os.environ)

@@ -122,7 +122,7 @@ class AgentHandler(RendezvousHandler):
                 if isinstance(error, RuntimeError) and broken < BROKEN_ROUNDS:
                     logger.warning("a round of the rendezvous broke, joining the next one: %s", first_line(error))
                     continue
-                if broken == 1:  # once more by new connections; they fail at once if the store's host has gone
+                if broken == 1 and not self._gathering.session_lost.is_set():  # once more, by new connections
                     logger.info("the connection to the store broke, opening another one: %s", first_line(error))
                     continue
                 if not self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS):

@@ -223,8 +223,7 @@ class Rounds:
     def _reconnect(self, inner: DynamicRendezvousHandler, monitor: Monitor) -> None:
         """Open new connections in place of those by which torch and the monitor reach the store."""
         heartbeat_client, agent_client = self._connect(), self._connect()
-        # `end` shuts down what was opened before this line: torch's blocked call can't continue by a new connection.
-        self._leave_if_ended()
+        self._leave_if_ended()  # if `end` comes later, it shuts these down as well
         inner._store = agent_client
         inner._state_holder._backend._store = heartbeat_client  # type: ignore[attr-defined]
         monitor.use(heartbeat_client)

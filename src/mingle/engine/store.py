@@ -131,7 +131,10 @@ class StoreClient(Struct):
             return self._store.compare_set(KEY_PREFIX + session.hex(), NOTHING, NOTHING).decode(errors="replace")
 
     def hand_over(self) -> TCPStore:
-        """Return torch's client, for a use of hours: a process group's, or a rendezvous'."""
+        """Return torch's client for a process group or a rendezvous: its connection lives for hours, mostly idle.
+
+        All connections of this process to that store are kept open.
+        """
         for own in _connections_to(self.address, self.port):
             keep_open(own)
         return self._store
@@ -190,19 +193,27 @@ def _own_socket(number: int) -> Iterator[socket.socket | None]:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        original = socket.socket(fileno=number)
+        original = _wrapped(number)
         try:
             yield original
         finally:
             original.detach()
         return
     try:
-        copy = socket.socket(fileno=copied)
+        copy = _wrapped(copied)
     except OSError:  # the number is another file's by now, or the socket is of a family without names, such as AF_ALG
         os.close(copied)
         raise
     with copy:
         yield copy
+
+
+def _wrapped(number: int) -> socket.socket:
+    """Return a socket for a descriptor; the file behind it, which others use, stays blocking or non-blocking."""
+    blocking = os.get_blocking(number)
+    wrapped = socket.socket(fileno=number)  # non-blocking, with all copies, after `socket.setdefaulttimeout`
+    os.set_blocking(number, blocking)
+    return wrapped
 
 
 def _own_descriptors() -> Sequence[int]:

@@ -13,6 +13,7 @@ import ipaddress
 import msgspec
 from msgspec import Struct, field
 
+from mingle.protocol.token_bucket import TokenBucket
 from mingle.wire.datagrams import Offer
 
 SENDER_DIALS_PER_SECOND = 4.0
@@ -76,38 +77,6 @@ def _is_class_e(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return address.version == 4 and int(address) >> 28 == 0xF
 
 
-class TokenBucket(Struct):
-    """A token bucket: how often a process may do something.
-
-    Args:
-        per_second: the sustained rate.
-        at_once: the burst.
-        filled_at: the time at which it is full.
-    """
-
-    per_second: float
-    at_once: float
-    filled_at: float
-    tokens: float = -1.0
-
-    def __post_init__(self) -> None:
-        """Begin with a full one."""
-        self.tokens = self.at_once
-
-    def wait(self, now: float) -> float:
-        """Return the seconds until a token is available."""
-        earned = max(0.0, now - self.filled_at) * self.per_second
-        self.tokens, self.filled_at = min(self.at_once, self.tokens + earned), now
-        return max(0.0, (1 - self.tokens) / self.per_second)
-
-    def take(self, now: float) -> bool:
-        """Take a token; return whether there was one."""
-        if self.wait(now) > 0:
-            return False
-        self.tokens -= 1
-        return True
-
-
 class DialBudget(Struct):
     """The budget of a process for connections to unproved endpoints: by sender, by target, and in total.
 
@@ -140,7 +109,7 @@ class DialBudget(Struct):
         if wait > 0:
             return max(wait, _SHORTEST_WAIT)
         for each in buckets:
-            each.tokens -= 1
+            each.spent += 1
         for (memory, name, *_), bucket in zip(kept, named, strict=True):
             _keep(memory, name, bucket)
         return 0.0
@@ -151,7 +120,7 @@ class DialBudget(Struct):
         shared = [] if sender == target else [self._all, self._targets.get(target)]
         for bucket in *shared, self._senders.get(sender):
             if bucket is not None:
-                bucket.tokens += 1
+                bucket.spent -= 1
 
 
 def _keep(buckets: dict[str, TokenBucket], name: str, bucket: TokenBucket) -> None:

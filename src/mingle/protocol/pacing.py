@@ -19,11 +19,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from mingle.protocol.claims import TokenBucket
 from mingle.protocol.effects import Answer, Effect, Multicast
 from mingle.protocol.events import Source
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.observations import Diagnostics
+from mingle.protocol.token_bucket import TokenBucket
 from mingle.wire.datagrams import Datagram, List, Offer, Seek
 
 FIRST_SEEK_SECONDS_PER_RANK = 0.0002

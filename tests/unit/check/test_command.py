@@ -182,7 +182,7 @@ def test_a_signal_ends_the_processes_of_this_machine(monkeypatch: pytest.MonkeyP
         return 0
 
     monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(command, "_start_further", lambda _count, _secret: [further])
+    monkeypatch.setattr(command, "_start_further", lambda _count, _secret, started: started.append(further))
     before = signal.signal(signal.SIGTERM, command._terminate)
     try:
         told = CliRunner().invoke(command.check, ["--nnodes", "2"])
@@ -199,17 +199,15 @@ def test_processes_that_were_started_before_a_failure_end(
     monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     first = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    outcomes: list[Any] = [first, failure]
 
-    def start(_secret: object) -> Any:
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+    def start(_secret: object, started: list[Any]) -> None:
+        if started:
+            raise failure
+        started.append(first)
 
     monkeypatch.setattr(command, "_start_one", start)
     told = CliRunner().invoke(command.check, ["--nnodes", "2", "--nproc-per-node", "4"])
-    assert first.wait(30) == -signal.SIGTERM
+    assert first.returncode == -signal.SIGTERM
     assert told.exit_code == (1 if isinstance(failure, OSError) else 128 + signal.SIGINT)
     assert ("the other ranks of this machine can't be started" in told.output) == isinstance(failure, OSError)
 

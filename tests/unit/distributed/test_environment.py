@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -193,28 +194,41 @@ def test_exports_of_many_threads_leave_one_of_them_and_restore_all() -> None:
     assert target == {"RANK": "original"}
 
 
-@pytest.mark.parametrize("asked", ["visible", "export"])
-def test_handler_of_a_signal_restores_while_the_variables_are_read(asked: str) -> None:
+@pytest.mark.parametrize("asked", ["visible", "export", "restore"])
+@pytest.mark.parametrize("at", range(8))
+def test_handler_of_a_signal_restores_at_any_moment(asked: str, at: int) -> None:
     """A handler of SIGTERM can close a job while the program makes the next one."""
 
     class Interrupted(dict[str, str]):
-        def get(self, name: str, default: Any = None) -> Any:
-            if not_yet:
-                not_yet.pop()
+        left = -1
+
+        def interrupt(self) -> None:
+            self.left -= 1
+            if self.left == -1:
                 environment.restore()
+
+        def get(self, name: str, default: Any = None) -> Any:
+            self.interrupt()
             return super().get(name, default)
 
-    target, not_yet = Interrupted(), list[int]()
+        def __setitem__(self, name: str, value: str) -> None:
+            self.interrupt()
+            super().__setitem__(name, value)
+
+    target = Interrupted(HOME="/root", WORLD_SIZE="7")
     environment = Environment(target)
     environment.export({"RANK": "0", "WORLD_SIZE": "2"})
-    not_yet.append(1)
-    thread = threading.Thread(
-        target=lambda: environment.visible() if asked == "visible" else environment.export({"RANK": "1"}), daemon=True
-    )
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive(), "it waits for itself"
-    assert target == ({} if asked == "visible" else {"RANK": "1"})
+    target.left = at
+    call = {
+        "visible": environment.visible,
+        "export": lambda: environment.export({"RANK": "1", "WORLD_SIZE": "3"}),
+        "restore": environment.restore,
+    }[asked]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(call).result(10)  # it does not wait for itself
+    environment.restore()
+    assert target == {"HOME": "/root", "WORLD_SIZE": "7"}
+    assert environment.visible() == target
 
 
 def test_the_process_environment_is_bound_to_os_environ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -517,6 +517,24 @@ def test_broken_connection_to_the_store_is_opened_anew_once(
     assert len(attempts) == 2
 
 
+def test_lost_session_is_no_broken_connection(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
+    handler, gathering = make(place, 1, 1)
+    real, attempts = Rounds.next, list[int]()
+
+    def join(rounds: Rounds) -> RendezvousInfo:
+        attempts.append(gathering.gathered)
+        if len(attempts) == 1:
+            place.lose()
+        if len(attempts) <= 2:
+            raise RendezvousConnectionError("reset")
+        return real(rounds)
+
+    monkeypatch.setattr(Rounds, "next", join)
+    assert handler.next_rendezvous().world_size == 1
+    assert attempts == [1, 2, 2], "the second session has its own second try"
+
+
 def test_rounds_that_broke_in_an_earlier_session_do_not_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
     handler, gathering = make(place, 1, 1)

@@ -325,8 +325,8 @@ def test_round_that_failed_is_joined_by_new_connections(
     monkeypatch: pytest.MonkeyPatch, pair: list[tuple[Rounds, FixedGathering]]
 ) -> None:
     agents = [rounds for rounds, _ in pair]
-    monkeypatch.setattr(Monitor, "_look", str)  # it does not notice
     for each in agents:
+        monkeypatch.setattr(monitor_of(each), "_reconnect", str)
         reset_connections(each)
     with ThreadPoolExecutor(2) as pool:
         for failed in [pool.submit(rounds.next) for rounds in agents]:

@@ -117,6 +117,16 @@ def test_a_client_that_waits_notices_a_dead_peer_and_a_process_group_has_patienc
         assert handed.get("a") == b"b"
 
 
+def test_users_of_a_descriptor_find_it_as_it_was_where_sockets_have_a_default_timeout(server: StoreServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as own:
+        socket.setdefaulttimeout(10)
+        try:
+            connect("127.0.0.1", server.port).hand_over()
+        finally:
+            socket.setdefaulttimeout(None)
+        assert os.get_blocking(own.fileno())
+
+
 def patience(own: socket.socket) -> tuple[int, int]:
     """Whether a connection looks after a silent peer, and for how long it waits for one that it has written to."""
     return (
