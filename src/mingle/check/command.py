@@ -210,7 +210,7 @@ def _user() -> str:
 
 
 def _start_further(count: int, secret: Secret | None, started: list[subprocess.Popen[bytes]]) -> None:
-    """Start the other ranks of this machine; a signal can come at any line, so each is in the list once it runs.
+    """Start the other ranks of this machine; each is in the list at once, for a signal that comes before the last one.
 
     Raises:
         MingleError: the system refuses to start one; those that run have been told to end.

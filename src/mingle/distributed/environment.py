@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from mingle import forksafe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Callable, Mapping, MutableMapping
 
     from mingle.protocol.machine import Formation
+
+_T = TypeVar("_T")
 
 SOCKET_INTERFACES = frozenset({"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"})
 """The variables by which torch's backends choose a network interface: a value that the user set stays."""
@@ -29,22 +32,16 @@ class Environment:
 
     def __init__(self, target: MutableMapping[str, str]) -> None:
         self._target = target
-        # A handler of a signal can close a job at any line of this thread: `restore` can run inside each of the others.
-        self._lock = forksafe.register_lock(threading.RLock())
+        self._lock = forksafe.register_lock(threading.Lock())
         # For each name the value that mingle wrote, and what was there before (None: nothing).
         self._written: dict[str, tuple[str, str | None]] = {}
+        # A signal's handler can close a job at any line of a call below: its `restore` comes at the end of that call.
+        self._holder = 0  # the thread that holds the lock, or held it last
+        self._restores_later = False
 
     def visible(self) -> dict[str, str]:
         """Return the environment as it would be if mingle had never written: what to read settings from."""
-        with self._lock:
-            seen = dict(self._target)
-            for name in list(self._written):
-                value = self._seen(name)
-                if value is None:
-                    seen.pop(name, None)
-                else:
-                    seen[name] = value
-            return seen
+        return self._at_once(self._visible)
 
     def export(self, values: Mapping[str, str]) -> list[str]:
         """Write the values, and undo what an earlier export wrote.
@@ -55,25 +52,50 @@ class Environment:
             A sentence for a warning about each value of the user's that was replaced. ``MASTER_ADDR`` and
             ``MASTER_PORT`` are one pair and share a sentence.
         """
-        with self._lock:
-            before = {name: value for name in values if (value := self._seen(name)) is not None}
-            kept = {name for name in SOCKET_INTERFACES if before.get(name)}
-            wanted = {name: value for name, value in values.items() if name not in kept}
-            for name in list(self._written):
-                self._put_back(name)
-            for name, value in wanted.items():
-                # Save the value first: after an interrupt or a fork at this point, the current value still counts as
-                # the user's.
-                self._written[name] = entry = value, before.get(name)
-                self._target[name] = value
-                self._written.setdefault(name, entry)  # after a `restore` between the two
-            return _replaced(before, wanted)
+        return self._at_once(partial(self._export, values))
 
     def restore(self) -> None:
         """Restore what was there before mingle wrote; a second call does nothing."""
-        with self._lock:
-            for name in list(self._written):
-                self._put_back(name)
+        if self._lock.locked() and self._holder == threading.get_ident():
+            self._restores_later = True
+        else:
+            self._at_once(self._put_all_back)
+
+    def _at_once(self, work: Callable[[], _T]) -> _T:
+        try:
+            with self._lock:
+                self._holder = threading.get_ident()
+                return work()
+        finally:
+            if self._restores_later:
+                self._restores_later = False
+                self.restore()
+
+    def _visible(self) -> dict[str, str]:
+        seen = dict(self._target)
+        for name in self._written:
+            value = self._seen(name)
+            if value is None:
+                seen.pop(name, None)
+            else:
+                seen[name] = value
+        return seen
+
+    def _export(self, values: Mapping[str, str]) -> list[str]:
+        before = {name: value for name in values if (value := self._seen(name)) is not None}
+        kept = {name for name in SOCKET_INTERFACES if before.get(name)}
+        wanted = {name: value for name, value in values.items() if name not in kept}
+        self._put_all_back()
+        for name, value in wanted.items():
+            # Save the value first: after an interrupt or a fork at this point, the current value still counts as the
+            # user's.
+            self._written[name] = (value, before.get(name))
+            self._target[name] = value
+        return _replaced(before, wanted)
+
+    def _put_all_back(self) -> None:
+        for name in list(self._written):
+            self._put_back(name)
 
     def _seen(self, name: str) -> str | None:
         """Return one variable as `visible` shows it: reading all of them costs as much as a round trip."""
@@ -84,16 +106,13 @@ class Environment:
         return value
 
     def _put_back(self, name: str) -> None:
-        entry = self._written.get(name)
-        if entry is None:
-            return
-        written, previous = entry
+        written, previous = self._written[name]
         if self._target.get(name) == written:
             if previous is None:
-                self._target.pop(name, None)
+                del self._target[name]
             else:
                 self._target[name] = previous
-        self._written.pop(name, None)  # last: after an interrupt before it there is nothing left to put back
+        del self._written[name]  # last: after an interrupt before it there is nothing left to put back
 
 
 process_environment = Environment(os.environ)

@@ -105,11 +105,13 @@ class AgentHandler(RendezvousHandler):
             RendezvousError: the agents could not be brought together.
             ConflictError: the other agents refuse this one: it was started with other sizes, or with their node rank.
         """
-        broken = 0
+        tried, broken = None, 0
         while True:
             if self.is_closed():
                 raise self._closed_error()
             rounds = self._present_rounds()
+            if rounds is not tried:  # another session
+                tried, broken = rounds, 0
             try:
                 joined = self.call(rounds.next)
             except RendezvousClosedError:
@@ -128,7 +130,6 @@ class AgentHandler(RendezvousHandler):
                 if not self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS):
                     raise
                 logger.info("the rendezvous was interrupted: %s", first_line(error))
-                broken = 0
                 continue
             begun = self._begin(rounds.number, joined)
             if self._gathering.await_round(self.is_closed, self._wanted.torch["join_timeout"]):

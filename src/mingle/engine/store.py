@@ -209,9 +209,11 @@ def _own_socket(number: int) -> Iterator[socket.socket | None]:
 
 
 def _wrapped(number: int) -> socket.socket:
-    """Return a socket for a descriptor; the file behind it, which others use, stays blocking or non-blocking."""
+    """Return a socket for a descriptor, and leave the file behind it, which others use, as it is."""
+    if socket.getdefaulttimeout() is None:
+        return socket.socket(fileno=number)
     blocking = os.get_blocking(number)
-    wrapped = socket.socket(fileno=number)  # non-blocking, with all copies, after `socket.setdefaulttimeout`
+    wrapped = socket.socket(fileno=number)  # made non-blocking, with all its copies, where there is a default timeout
     os.set_blocking(number, blocking)
     return wrapped
 

@@ -49,3 +49,13 @@ def test_a_rank_names_the_gpu_that_it_would_use(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
     assert [probes.gpu_id(local_rank) for local_rank in range(2)] == ids
+
+
+def test_a_gpu_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_device: object) -> None:
+        raise torch.cuda.DeferredCudaCallError("CUDA call failed lazily at initialization")
+
+    monkeypatch.setattr(probes, "has_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
+    assert probes.gpu_id(0) == ""

@@ -517,7 +517,10 @@ def test_broken_connection_to_the_store_is_opened_anew_once(
     assert len(attempts) == 2
 
 
-def test_lost_session_is_no_broken_connection(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [RendezvousConnectionError, RuntimeError])
+def test_lost_session_is_no_broken_connection(
+    place: Place, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
     handler, gathering = make(place, 1, 1)
     real, attempts = Rounds.next, list[int]()
@@ -526,7 +529,8 @@ def test_lost_session_is_no_broken_connection(place: Place, monkeypatch: pytest.
         attempts.append(gathering.gathered)
         if len(attempts) == 1:
             place.lose()
-        if len(attempts) <= 2:
+            raise kind("reset")
+        if len(attempts) == 2:
             raise RendezvousConnectionError("reset")
         return real(rounds)
 

@@ -327,6 +327,7 @@ def test_round_that_failed_is_joined_by_new_connections(
     agents = [rounds for rounds, _ in pair]
     for each in agents:
         monkeypatch.setattr(monitor_of(each), "_reconnect", str)
+    for each in agents:
         reset_connections(each)
     with ThreadPoolExecutor(2) as pool:
         for failed in [pool.submit(rounds.next) for rounds in agents]:
