@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mingle import forksafe
 
@@ -32,11 +32,11 @@ class Environment:
 
     def __init__(self, target: MutableMapping[str, str]) -> None:
         self._target = target
-        self._lock = forksafe.register_lock(threading.Lock())
+        # The interpreter keeps a lock and its owner as one: between two lines of ours a signal could come.
+        self._lock: Any = forksafe.register_lock(threading.RLock())
         # For each name the value that mingle wrote, and what was there before (None: nothing).
         self._written: dict[str, tuple[str, str | None]] = {}
         # A signal's handler can close a job at any line of a call below: its `restore` comes at the end of that call.
-        self._holder = 0  # the thread that holds the lock, or held it last
         self._restores_later = False
 
     def visible(self) -> dict[str, str]:
@@ -56,20 +56,24 @@ class Environment:
 
     def restore(self) -> None:
         """Restore what was there before mingle wrote; a second call does nothing."""
-        if self._lock.locked() and self._holder == threading.get_ident():
+        if self._lock._is_owned():
             self._restores_later = True
         else:
-            self._at_once(self._put_all_back)
+            self._at_once(self._restore)
 
     def _at_once(self, work: Callable[[], _T]) -> _T:
         try:
             with self._lock:
-                self._holder = threading.get_ident()
+                if self._restores_later:  # an interrupt, or a fork, has kept it from being done
+                    self._restore()
                 return work()
         finally:
             if self._restores_later:
-                self._restores_later = False
                 self.restore()
+
+    def _restore(self) -> None:
+        self._put_all_back()
+        self._restores_later = False  # last: after an interrupt before it the next call does the rest
 
     def _visible(self) -> dict[str, str]:
         seen = dict(self._target)
@@ -109,7 +113,7 @@ class Environment:
         written, previous = self._written[name]
         if self._target.get(name) == written:
             if previous is None:
-                del self._target[name]
+                self._target.pop(name, None)
             else:
                 self._target[name] = previous
         del self._written[name]  # last: after an interrupt before it there is nothing left to put back

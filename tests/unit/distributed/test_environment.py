@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
@@ -12,6 +14,7 @@ from msgspec import structs
 from mingle.distributed.environment import Environment, process_environment, variables
 from mingle.protocol.machine import Formation
 from mingle.wire.frames import Place
+from tests.support.loopback import until
 
 PAIR = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
@@ -260,6 +263,66 @@ def test_handler_of_a_signal_restores_at_any_moment(asked: str) -> None:
     assert moment > 4
 
 
+def test_signal_that_comes_as_a_call_gets_the_lock_of_another_thread_restores() -> None:
+    """Its handler runs before the next line of the call."""
+    target = Interrupted(dict(USERS))
+    environment = Environment(target)
+    environment.export({"RANK": "0"})
+    held, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
+
+    def wait_for_main() -> None:
+        held.set()
+        until(lambda: sys._current_frames()[main].f_code.co_name == "_at_once")
+
+    def hold() -> None:
+        environment.visible()
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    target.left, target.handler = 0, wait_for_main
+    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: environment.restore())
+    holder = threading.Thread(target=hold)
+    try:
+        holder.start()
+        assert held.wait(10)
+        assert environment.visible() == USERS
+        holder.join(10)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert target.values_now == USERS
+
+
+def test_restore_that_an_interrupt_ends_is_finished_by_the_next_call() -> None:
+    for moment in itertools.count():
+        target = Interrupted(dict(USERS))
+        environment = Environment(target)
+        environment.export({"RANK": "0", "WORLD_SIZE": "2"})
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        def close(
+            moment: int = moment,
+            target: Interrupted = target,
+            environment: Environment = environment,
+            interrupt: Callable[[], None] = interrupt,
+        ) -> None:
+            environment.restore()
+            target.left, target.handler = moment, interrupt
+
+        target.left, target.handler = 0, close
+        try:
+            environment.visible()
+        except KeyboardInterrupt:
+            assert environment.visible() == USERS
+            assert target.values_now == USERS
+        else:
+            break
+    assert moment > 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_child_that_is_forked_inside_a_call_restores() -> None:
     target = Interrupted(dict(USERS))
     environment = Environment(target)
@@ -269,8 +332,12 @@ def test_child_that_is_forked_inside_a_call_restores() -> None:
     def fork() -> None:
         pid = os.fork()
         if not pid:
-            environment.restore()
-            os._exit(target.values_now != USERS)
+            restored = False
+            try:
+                environment.restore()
+                restored = target.values_now == USERS
+            finally:
+                os._exit(not restored)
         statuses.append(os.waitpid(pid, 0)[1])
 
     target.left, target.handler = 0, fork
