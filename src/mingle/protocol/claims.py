@@ -85,7 +85,7 @@ class DialBudget(Struct):
     dropped, so that a stranger who exhausts a budget only delays the true host.
     """
 
-    _all: TokenBucket = field(default_factory=lambda: TokenBucket(DIALS_PER_SECOND, DIALS_AT_ONCE, 0.0))
+    _all: TokenBucket = field(default_factory=lambda: TokenBucket.full(DIALS_PER_SECOND, DIALS_AT_ONCE, 0.0))
     _senders: dict[str, TokenBucket] = field(default_factory=dict)
     _targets: dict[str, TokenBucket] = field(default_factory=dict)
 
@@ -103,13 +103,13 @@ class DialBudget(Struct):
             kept.append((self._targets, target, TARGET_DIALS_PER_SECOND, TARGET_DIALS_AT_ONCE))
         if sender:
             kept.append((self._senders, sender, SENDER_DIALS_PER_SECOND, SENDER_DIALS_AT_ONCE))
-        named = [memory.get(name) or TokenBucket(rate, burst, now) for memory, name, rate, burst in kept]
+        named = [memory.get(name) or TokenBucket.full(rate, burst, now) for memory, name, rate, burst in kept]
         buckets = named if sender == target else [*named, self._all]
         wait = max(each.wait(now) for each in buckets)
         if wait > 0:
             return max(wait, _SHORTEST_WAIT)
         for each in buckets:
-            each.spent += 1
+            each.tokens -= 1
         for (memory, name, *_), bucket in zip(kept, named, strict=True):
             _keep(memory, name, bucket)
         return 0.0
@@ -120,7 +120,7 @@ class DialBudget(Struct):
         shared = [] if sender == target else [self._all, self._targets.get(target)]
         for bucket in *shared, self._senders.get(sender):
             if bucket is not None:
-                bucket.spent -= 1
+                bucket.tokens += 1
 
 
 def _keep(buckets: dict[str, TokenBucket], name: str, bucket: TokenBucket) -> None:

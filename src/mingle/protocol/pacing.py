@@ -242,7 +242,7 @@ class BrowseGroup:
         self._ask_after(EARLY_ASK_SECONDS, now)
         self._answer_at: float | None = None
         self._answered_at = float("-inf")
-        self._by_unicast = TokenBucket(UNICAST_ANSWERS_PER_SECOND, UNICAST_ANSWERS_AT_ONCE, now)
+        self._by_unicast = TokenBucket.full(UNICAST_ANSWERS_PER_SECOND, UNICAST_ANSWERS_AT_ONCE, now)
 
     def _ask_after(self, seconds: float, now: float) -> None:
         due = now + seconds + self._rng.uniform(0, ASK_JITTER_SECONDS)
@@ -419,7 +419,7 @@ class HostAnnouncements:
         self._effects = effects
         self._announcer = Announcer(now)
         self._browse = BrowseGroup(now, deadline, context.rng)
-        self._late_answers = TokenBucket(LATE_ANSWERS_PER_SECOND, LATE_ANSWERS_AT_ONCE, now)
+        self._late_answers = TokenBucket.full(LATE_ANSWERS_PER_SECOND, LATE_ANSWERS_AT_ONCE, now)
 
     def heard(self, message: Datagram, source: Source, now: float) -> Offer | None:
         """Handle a valid datagram; return it if it is the OFFER of another session of the job."""
