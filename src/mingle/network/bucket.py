@@ -31,7 +31,8 @@ REAP_SECONDS = 10.0
 """How long the end of the helper is waited for: it first carries out what it was asked."""
 MAX_TEXT_CHARACTERS = 300
 """How much of an error's text is shown."""
-_STARTED = "from mingle.network.bucket_helper import main; main()"
+# `python -c` searches the current directory first, where the program may not: anybody can have put modules there.
+_STARTED = "import sys; sys.path[:] = filter(None, sys.path); from mingle.network.bucket_helper import main; main()"
 
 
 class BucketRequest(Struct, frozen=True, omit_defaults=True):
@@ -211,7 +212,7 @@ def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Start the helper, with the modules that this process finds, in a session of its own: Ctrl-C is not for it."""
     if not sys.executable:
         raise OSError("this process does not know its Python interpreter (sys.executable)")
-    path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
+    path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path if isinstance(each, str))  # type: ignore[redundant-expr]
     return subprocess.Popen(
         [sys.executable, "-c", _STARTED],
         stdin=connection.fileno(),

@@ -158,13 +158,13 @@ class BucketStorage:
         try:
             return list(self._filesystem.ls(path, detail=True))[:MAX_ENTRIES]
         except FileNotFoundError as error:
-            if not self._is_there(error):
+            if not self._is_there(error, path):
                 raise
             return []  # no object lies there, and a bucket has no folders of its own
 
-    def _is_there(self, error: FileNotFoundError) -> bool:
+    def _is_there(self, error: FileNotFoundError, path: str) -> bool:
         """Return whether only the job's folder is missing, and not the place of all jobs."""
-        return "bucket" not in str(error).lower()
+        return "bucket" not in str(error).replace(path, "").lower()  # s3fs gives the path for an empty place
 
     def _objects(self, path: str) -> Iterator[Entry]:
         for each in self._list(path):

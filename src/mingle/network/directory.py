@@ -56,12 +56,14 @@ class Directory:
         self._job = job
 
     def jobs(self) -> list[str]:
-        """Return the names of all directories that lie beside the job's."""
+        """Return the names of all directories beside the job's: those first in which something was written last.
+
+        A rank that was killed leaves its directory, so there can be thousands of them.
+        """
         try:
             with os.scandir(self._path) as entries:
-                return [
-                    each.name for each in itertools.islice(entries, MAX_ENTRIES) if each.is_dir(follow_symlinks=False)
-                ]
+                jobs = [each for each in itertools.islice(entries, MAX_ENTRIES) if each.is_dir(follow_symlinks=False)]
+                return [each.name for each in sorted(jobs, key=_written_at, reverse=True)]
         except FileNotFoundError:
             raise _missing() from None
         except OSError as error:
@@ -211,6 +213,14 @@ class OpenDirectory:
         """Delete the job's directory if it is empty."""
         with contextlib.suppress(OSError):
             os.rmdir(self._job, dir_fd=self._parent)
+
+
+def _written_at(directory: os.DirEntry[str]) -> float:
+    """Return when a directory has got or lost a file."""
+    try:
+        return directory.stat(follow_symlinks=False).st_mtime
+    except OSError:  # gone
+        return 0.0
 
 
 def _regular(entry: os.DirEntry[str]) -> Entry | None:

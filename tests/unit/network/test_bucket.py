@@ -145,6 +145,23 @@ def test_ctrl_c_is_not_for_the_helper(place: Bucket) -> None:
     assert os.getpgid(place.helper.pid) != os.getpgrp()
 
 
+def test_the_helper_finds_the_modules_that_this_process_finds_and_none_of_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "path", [each for each in sys.path if each] + [tmp_path]
+    )  # a path is no text: not looked at
+    made = Bucket(Helper(f"file://{tmp_path}"), JOB)
+    try:
+        with made.open(create=True) as opened:
+            assert opened.list() == []
+    finally:
+        made.close()
+        made.reap()
+
+
 def test_a_helper_that_was_killed_is_a_problem_and_not_a_hang(place: Bucket) -> None:
     place.list()
     assert place.helper.pid is not None

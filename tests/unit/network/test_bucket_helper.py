@@ -214,7 +214,8 @@ def test_bucket_that_is_missing_is_not_created(storage: BucketStorage, shelf: ty
 
 
 @pytest.mark.parametrize(
-    ("text", "there"), [("dddd", True), ("The specified Bucket does not exist", False), ("bucket", False)]
+    ("text", "there"),
+    [("dddd", True), (f"{ROOT}/{JOB}", True), ("The specified Bucket does not exist", False), ("bucket", False)],
 )
 def test_folder_that_is_missing_is_empty_and_a_bucket_that_is_missing_a_failure(
     storage: BucketStorage, shelf: type[Shelf], text: str, there: bool

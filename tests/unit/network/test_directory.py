@@ -175,3 +175,11 @@ def test_a_stale_handle_is_opened_anew_in_the_next_turn(place: Directory, monkey
         assert report.problem is not None
         assert "Stale file handle" in report.problem.what
     assert folder.turn(place, 1.0).problem is None
+
+
+def test_jobs_in_which_something_was_written_last_come_first(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "old", "older")):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (1_000 - age, 1_000 - age))
+    (tmp_path / "file").touch()
+    assert Directory(str(tmp_path), "digest").jobs() == ["new", "old", "older"]

@@ -12,11 +12,14 @@ from msgspec import structs
 
 from mingle.network.folder import (
     BELIEVED_SECONDS,
+    BUCKET_READS_PER_TURN,
+    BUCKET_SWEPT_PER_TURN,
     LITTER_SECONDS,
     LIVE_SECONDS,
     PATIENT_INTERVAL_SECONDS,
     READS_PER_TURN,
     SURVEYED_JOBS,
+    SWEPT_PER_TURN,
     Entry,
     Folder,
     FolderProblem,
@@ -316,6 +319,20 @@ def test_old_objects_are_not_believed_and_litter_is_deleted() -> None:
     assert set(strangers) <= shared.objects.keys()
 
 
+@pytest.mark.parametrize(("bucket", "most"), [(False, SWEPT_PER_TURN), (True, BUCKET_SWEPT_PER_TURN)])
+def test_litter_is_deleted_a_few_objects_at_a_time_while_a_host_is_found(*, bucket: bool, most: int) -> None:
+    shared = Shared()
+    for number in range(1_000):
+        shared.put(f"s-{NODE}-{member_id(number).hex()}-1", offer_of(member_id(number)), age=LITTER_SECONDS + 5)
+    host = Process(Client(shared), 2_000, host=True)
+    seeker = Process(Client(shared), 2_001, bucket=bucket)
+    while not seeker.found_at:
+        run(0.1, host, seeker)
+    turns = len(seeker.reports)
+    assert 0 < seeker.client.requests["delete"] <= most * turns
+    assert turns < 5
+
+
 def test_the_clock_of_the_storage_counts_alone() -> None:
     shared = Shared()
     shared.now = 5e9  # of this machine; the storage's times come from the same clock, whatever it says
@@ -545,10 +562,33 @@ def test_an_observer_of_one_job_opens_only_its_folder() -> None:
     assert set(both.opened) == {JOBS[0]}
 
 
-def test_an_observer_opens_no_more_than_two_hundred_folders() -> None:
-    many = Place(**{f"_{number:032x}": Client(Shared()) for number in range(SURVEYED_JOBS + 5)})
-    assert survey(many, 0.0) == []
-    assert many.opened.total() == SURVEYED_JOBS
+def test_an_observer_opens_no_more_than_two_hundred_folders_in_a_turn_and_others_in_the_next() -> None:
+    folders = [Shared() for _ in range(2 * SURVEYED_JOBS + 5)]
+    for number in (0, SURVEYED_JOBS + 1, 2 * SURVEYED_JOBS + 1):
+        folders[number].put(f"h-{NODE}-{member_id(number).hex()}-1", offer_of(member_id(number)))
+    many = Place(**{f"_{number:032x}": Client(shared) for number, shared in enumerate(folders)})
+    seen = Survey(None)
+    assert [len(survey(many, float(turn), seen=seen)) for turn in range(4)] == [1, 2, 3, 3]
+    assert many.opened.total() == 4 * SURVEYED_JOBS
+
+
+def test_an_observer_of_a_bucket_reads_hosts_first_and_a_few_objects_in_a_turn() -> None:
+    shared = Shared()
+    for number in range(3 * BUCKET_READS_PER_TURN):
+        shared.put(f"s-{NODE}-{member_id(number).hex()}-1", offer_of(member_id(number)))
+    host = member_id(999)
+    shared.put(f"h-{NODE}-{host.hex()}-1", offer_of(host))
+    both = place(shared, Shared())
+    seen = Survey(None, bucket=True)
+    counts = []
+    for _ in range(4):
+        found = survey(both, 0.0, seen=seen)
+        assert offer_of(host) in found
+        counts.append(len(found))
+        due = seen.next_turn()
+        assert due is not None
+        assert (due > 0.0) == (len(counts) == 4), "the rest is read at once, between two reports"
+    assert counts == [20, 40, 60, 61]
 
 
 def test_an_observer_reads_an_object_once_and_reports_it_while_it_is_there() -> None:
@@ -597,9 +637,14 @@ def test_an_observer_names_what_it_can_not_read() -> None:
     assert report.found == []
 
 
-def test_an_observer_reports_a_folder_that_fails() -> None:
-    both = place(Shared(), Shared())
-    both.clients[JOBS[1]].failing = "list"
+def test_an_observer_reports_a_folder_that_fails_and_reads_the_jobs_beside_one_that_is_closed_to_it() -> None:
+    shared = Shared()
+    shared.put(f"h-{NODE}-{member_id(1).hex()}-1", offer_of(member_id(1)))
+    both = place(shared, Shared())
+    both.clients[JOBS[1]].failing = "open"
+    assert survey(both, 0.0) == [offer_of(member_id(1))]
+    assert Survey(JOBS[1]).turn(both, 0.0).problem is not None  # type: ignore[arg-type]
+    both.clients[JOBS[0]].failing = "list"
     assert Survey(None).turn(both, 0.0).problem is not None  # type: ignore[arg-type]
 
 
