@@ -164,7 +164,8 @@ class BucketStorage:
 
     def _is_there(self, error: FileNotFoundError, path: str) -> bool:
         """Return whether only the job's folder is missing, and not the place of all jobs."""
-        return "bucket" not in str(error).replace(path, "").lower()  # s3fs gives the path for an empty place
+        text = str(error)
+        return text.strip("/") == path or "bucket" not in text.lower()  # s3fs gives the path for an empty place
 
     def _objects(self, path: str) -> Iterator[Entry]:
         for each in self._list(path):

@@ -54,7 +54,7 @@ SWEPT_PER_TURN = 100
 BUCKET_SWEPT_PER_TURN = 4
 """How many objects of others are deleted in a turn: each can take as long as a request."""
 SURVEYED_JOBS = 200
-"""How many jobs an observer looks at in a turn; in the next one at others, if there are more."""
+"""How many jobs an observer looks at."""
 REMEMBERED_NAMES = 16
 """How many of its own names a process remembers: more than it uses in the time by which a listing can be late."""
 _TRIED = 0
@@ -400,15 +400,6 @@ class Folder:
         return is_sign and _age(entry, present) < LIVE_SECONDS
 
 
-class _Seen(Struct):
-    """An object that an observer has read."""
-
-    found: Found | None
-    """What it says; None: it could not be decoded."""
-    time: float | None
-    """When it was written."""
-
-
 class Survey:
     """What an observer reads in the folders of all jobs, or of one. It writes and deletes nothing.
 
@@ -419,14 +410,10 @@ class Survey:
 
     def __init__(self, job: str | None, *, bucket: bool = False) -> None:
         self._job = job
-        self._bucket = bucket
+        self._interval = BUCKET_INTERVAL_SECONDS if bucket else INTERVAL_SECONDS
         self._due: float | None = None
-        self._jobs: dict[str, dict[str, _Seen]] = {}
-        """What the objects say that were there at the last look, by job and name."""
-        self._begin = 0
-        """Where the next turn begins among the jobs, if there are more than it looks at."""
-        self._reads = 0
-        """How many more objects this turn reads."""
+        self._found: dict[tuple[str, str], Found | None] = {}
+        """What the objects say that are there now, by job and name; None: it could not be decoded."""
         self._newest: tuple[float, float] | None = None
         """The time of the newest object by the clock of the storage, and the time at which it was listed."""
 
@@ -440,67 +427,40 @@ class Survey:
 
     def turn(self, storage: FolderStorage, now: float) -> Report:
         """List the objects, and read those that are new. Each turn reports all that are there."""
-        interval = BUCKET_INTERVAL_SECONDS if self._bucket else INTERVAL_SECONDS
-        self._due = now + interval
+        self._due = now + self._interval
+        found: dict[tuple[str, str], Found | None] = {}
+        times: dict[tuple[str, str], float | None] = {}
         unread: list[str] = []
-        failures: list[FolderProblem] = []
         try:
-            jobs = [each for each in storage.jobs() if _JOB.fullmatch(each)] if self._job is None else [self._job]
+            jobs = storage.jobs() if self._job is None else [self._job]
         except FolderProblem as problem:
             return Report(problem=problem)
-        self._jobs = {job: seen for job, seen in self._jobs.items() if job in set(jobs)}
-        most = BUCKET_READS_PER_TURN if self._bucket else READS_PER_TURN
-        self._reads = backlog = min(most, READS_PER_TURN - len(self._found(now)))
-        window = self._window(jobs)
-        for job in window:
-            before = self._jobs.pop(job, {})
+        surveyed = [each for each in jobs if _JOB.fullmatch(each)][:SURVEYED_JOBS]
+        failures: list[FolderProblem] = []
+        for job in surveyed:
             try:
                 with storage.of(job).open(create=False) as folder:
-                    self._jobs[job] = self._look(folder, before, now, unread)
+                    entries = folder.list()
+                    self._note_times(entries, now)
+                    for each in entries:
+                        if self._counts(each, now) and len(found) < READS_PER_TURN:
+                            key = job, each.name
+                            times[key] = each.time
+                            data = folder.read(each.name) if (known := self._found.get(key)) is None else known.data
+                            unread += [each.name] if data is None else []
+                            whole = data is not None and _decodes(data)
+                            found[key] = Found(data, each.name.split("-")[1]) if data is not None and whole else None
             except FolderProblem as problem:
                 failures.append(problem)  # another user's job can be closed to this one
-        if failures and len(failures) == len(window):
+        if failures and len(failures) == len(surveyed):
             return Report(problem=failures[0])
-        if backlog and not self._reads:
-            self._due = now
-        return Report(found=self._found(now), listed=True, unread=unread)
-
-    def _found(self, now: float) -> list[Found]:
-        present = self._present(now)
-        return [
-            structs.replace(each.found, age=None if each.time is None else present - each.time)
-            for objects in self._jobs.values()
-            for each in objects.values()
-            if each.found is not None
+        self._found = found
+        aged = [
+            structs.replace(each, age=None if (time := times[key]) is None else self._present(now) - time)
+            for key, each in found.items()
+            if each is not None
         ]
-
-    def _window(self, jobs: Sequence[str]) -> Sequence[str]:
-        """Return the jobs to look at in this turn: in the first one the first, which can be the newest."""
-        if len(jobs) <= SURVEYED_JOBS:
-            return jobs
-        begin = self._begin % len(jobs)
-        self._begin = begin + SURVEYED_JOBS
-        return [*jobs[begin:], *jobs[:begin]][:SURVEYED_JOBS]
-
-    def _look(self, folder: OpenFolder, before: dict[str, _Seen], now: float, unread: list[str]) -> dict[str, _Seen]:
-        """Return what the objects of a job say; hosts are read first, and last what could not be decoded."""
-        entries = folder.list()
-        self._note_times(entries, now)
-        counted = [each for each in entries if self._counts(each, now)]
-        counted.sort(key=lambda each: (each.name in before, each.name[0]))
-        seen = {}
-        for each in counted:
-            known = before.get(each.name)
-            if known is not None and known.found is not None:
-                seen[each.name] = known
-            elif self._reads > 0:
-                self._reads -= 1
-                data = folder.read(each.name)
-                unread += [each.name] if data is None else []
-                whole = data is not None and _decodes(data)
-                found = Found(data, each.name.split("-")[1]) if data is not None and whole else None
-                seen[each.name] = _Seen(found, each.time)
-        return seen
+        return Report(found=aged, listed=True, unread=unread)
 
     def _note_times(self, entries: Sequence[Entry], now: float) -> None:
         for each in entries:
