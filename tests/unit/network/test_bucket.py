@@ -150,9 +150,8 @@ def test_the_helper_finds_the_modules_that_this_process_finds_and_none_of_the_cu
 ) -> None:
     (tmp_path / "queue.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "path", [each for each in sys.path if each] + [tmp_path]
-    )  # a path is no text: not looked at
+    # Python looks only at the texts among them.
+    monkeypatch.setattr(sys, "path", [*filter(None, sys.path), tmp_path])
     made = Bucket(Helper(f"file://{tmp_path}"), JOB)
     try:
         with made.open(create=True) as opened:
