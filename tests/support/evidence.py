@@ -17,6 +17,7 @@ HELLO: dict[str, Any] = {
     "interface": "eth0",
     "networks": [{"interface": "eth0", "address": "10.0.0.2", "network": "10.0.0.0/24", "mtu": 1500}],
     "gpu": "",
+    "gpu_missing": "",
     "port": 4567,
     "token": "t",
     "options": {"backend": "auto"},

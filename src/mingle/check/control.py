@@ -90,6 +90,9 @@ class Introduction(ProbedRank, frozen=True):
     interface: str
     networks: list[LocalNetwork]
     gpu: str
+    """The UUID of the GPU that it would use; empty: none."""
+    gpu_missing: str
+    """Why it can't use a GPU; empty: it has one, or sees none."""
     options: dict[str, Any]
 
 
@@ -407,6 +410,7 @@ class Worker:
     ) -> None:
         self._control, self._patience = control, patience
         self._starved = starved or threading.Event()
+        self._calls: list[threading.Thread] = []
         self._roster = roster  # what each rank says of itself; empty until all are there
         self._sending = forksafe.register_lock(threading.Lock())
 
@@ -437,7 +441,7 @@ class Worker:
                 elif message:
                     show(message["show"])
                     if "do" in message:
-                        start(self._do, getattr(tasks, message["do"]), message)
+                        self._calls.append(start(self._do, getattr(tasks, message["do"]), message))
                 else:
                     self._send({})
         except (EOFError, OSError, ValueError):
@@ -447,6 +451,10 @@ class Worker:
             raise
         finally:
             self._control.close()
+
+    def hangs(self) -> bool:
+        """Return whether a task has not ended: what it uses must be left alone (NCCL crashed, observed)."""
+        return any(call.is_alive() for call in self._calls)
 
     def _do(self, method: Callable[..., Any], task: Record) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 import warnings
 from datetime import timedelta
@@ -30,6 +31,12 @@ GROWTH = 8
 ROUND_TRIPS = 20
 RIGHT_NUMBERS = 1 << 15
 """Per rank: large enough to fill packets of any MTU."""
+NO_WATCHDOG = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+"""Otherwise torch ends the process when a collective of NCCL is late, and with it the search for the fault."""
 WORK_ROUNDS = 2_000_000
 """A piece of work of some tens of milliseconds: longer than the kernel's time slices."""
 
@@ -56,12 +63,14 @@ def has_gpu() -> bool:
     return dist.is_nccl_available() and torch.cuda.is_available()
 
 
-def gpu_id(local_rank: int) -> str:
-    """Return the UUID of the GPU that a rank uses with NCCL, which no two ranks may share; empty if it can use none."""
+def gpu(local_rank: int) -> tuple[str, str]:
+    """Return the UUID of the GPU that a rank uses with NCCL, and how it fails: both empty where none is seen."""
+    if not has_gpu():
+        return "", ""
     try:
-        return str(torch.cuda.get_device_properties(_gpu(local_rank)).uuid) if has_gpu() else ""
-    except Exception:  # a GPU, or its driver, that fails, in one of many ways: the check goes on without
-        return ""
+        return str(torch.cuda.get_device_properties(_gpu(local_rank)).uuid), ""
+    except Exception as error:  # a GPU, or its driver, fails in one of many ways
+        return "", f"sees a GPU that fails ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
 
 
 def _gpu(local_rank: int) -> torch.device:
@@ -85,6 +94,7 @@ class Probes:
     def group(self, *, backend: str, seconds: float) -> None:
         """Make the process group."""
         if "nccl" in backend:
+            os.environ.update(NO_WATCHDOG)
             self._device("cuda")
         rank, size = self._job.rank, self._job.world_size
         dist.init_process_group(
@@ -242,6 +252,10 @@ class Probes:
             transfer(small, not other)
             trips.append(time.perf_counter() - started)
         rates = [stream(outward) for outward in (bool(other), not other)]
+        if at.type == "cuda":
+            # Neither drops its group before both have all: NCCL resets the connections of one that goes.
+            store.set(f"done/{1 - other}", "")
+            store.wait([f"done/{other}"], timedelta(seconds=seconds))
         return {"rtt": median(trips), "rate": rates[0 if other else 1]}
 
 

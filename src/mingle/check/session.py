@@ -79,6 +79,7 @@ def take_part(
     started = time.monotonic()
     # Under torchrun the job names no interface, and the store's link-local address has this machine's zone.
     control.own_interface = job.interface or job.master_addr.partition("%")[2]
+    gpu, gpu_missing = ("", "was told to use Gloo") if options.backend == "gloo" else probes.gpu(job.local_rank)
     hello: Record = {
         "rank": job.rank,
         "node": job.node_rank,
@@ -87,13 +88,14 @@ def take_part(
         "address": job.address,
         "interface": job.interface,
         "networks": probes.networks(),
-        "gpu": probes.gpu_id(job.local_rank) if options.backend == "auto" else "",
+        "gpu": gpu,
+        "gpu_missing": gpu_missing,
         "port": server.port,
         "token": server.token,
         "options": to_builtins(options),
     }
     roster: list[Record] = []
-    conducting = None
+    conducting = worker = None
     patience = options.patience
     try:
         try:
@@ -117,7 +119,8 @@ def take_part(
     finally:
         if conducting:
             conducting.join(2 * END_SECONDS)
-        _destroy_group()
+        if worker and not worker.hangs():
+            _destroy_group()
     if not roster:
         host = {"host": job.master_addr, "address": job.master_addr}
         roster = [hello | host | {"rank": 0, "node": 0, "pid": None, "networks": []}, hello] if job.rank else [hello]
@@ -174,7 +177,7 @@ def _within(seconds: float, function: Callable[[], Any]) -> Any:
 
 
 def _destroy_group() -> None:
-    """Destroy the process group; a backend that waits for ranks that are gone is left to itself."""
+    """Destroy the process group, which no other thread uses; a backend that waits for ranks that are gone is left."""
     if dist.is_initialized():
         with suppress(detached.AbandonedError, RuntimeError):
             _within(END_SECONDS, dist.destroy_process_group)
@@ -196,6 +199,28 @@ def evidence_of(roster: Sequence[Record], lost: Mapping[int, str] | None = None)
         interface = str(own.get("interface", hello["interface"]))
         places.append(CheckedRank(name, hello["rank"], hello["address"], interface, own.get("mtu", 0)))
     return Evidence(places=places, place_of=numbers, lost=dict(lost or {}))
+
+
+def choose_backend(roster: Sequence[Record]) -> tuple[str, str]:
+    """Return the backend by which these ranks work, and where some have GPUs that it leaves out, why."""
+    without = [hello for hello in roster if not hello["gpu"]]
+    told = [hello for hello in without if hello["gpu_missing"]]
+    if told or 0 < len(without) < len(roster):
+        hello = [*told, *without][0]
+        return "gloo", f"rank {hello['rank']} on {hello['host']} {hello['gpu_missing'] or 'sees no GPU'}"
+    if without:
+        return "gloo", ""
+    for ranks in ranks_of_one_gpu(roster):
+        return "gloo", f"ranks {' and '.join(map(str, ranks))} on {roster[ranks[0]]['host']} would use the same GPU"
+    return "cpu:gloo,cuda:nccl", ""
+
+
+def ranks_of_one_gpu(roster: Sequence[Record]) -> list[list[int]]:
+    """Return the ranks of one machine that would use the same GPU, which NCCL refuses ("Duplicate GPU detected")."""
+    users: dict[tuple[int, str], list[int]] = {}
+    for hello in roster:
+        users.setdefault((hello["node"], hello["gpu"]), []).append(hello["rank"])
+    return [ranks for (_, gpu), ranks in users.items() if gpu and len(ranks) > 1]
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
@@ -269,18 +294,22 @@ class Conductor:
             self._collect()
             if not self._seen.unreached and not self._seen.lost:
                 self._choose_backend()
-                with suppress(StopError):
-                    self._host_times()
-                    self._collectives()
-                with suppress(StopError):
-                    if not self._seen.lost:
-                        self._pairs()  # they show what is at fault, also after a collective that failed
+                if not self._seen.same_gpu:
+                    self._measure()
                 self._judge_losses()
         except Exception as error:
             self._seen.defect = f"{type(error).__name__}: {error}"
             raise
         finally:
             self._end(report_of(self._seen, self._roster, self._started))
+
+    def _measure(self) -> None:
+        with suppress(StopError):
+            self._host_times()
+            self._collectives()
+        with suppress(StopError):
+            if not self._seen.lost:
+                self._pairs()  # they show what is at fault, also after a collective that failed
 
     # --- the ranks ---
 
@@ -422,10 +451,14 @@ class Conductor:
                     self._seen.work[rank] = min(self._seen.work.get(rank, times), times)
 
     def _choose_backend(self) -> None:
-        self._seen.backend = self._options.backend
-        if self._seen.backend == "auto":
-            gpus = {hello["gpu"] for hello in self._roster} - {""}
-            self._seen.backend = "cpu:gloo,cuda:nccl" if len(gpus) == len(self._roster) else "gloo"
+        backend = self._options.backend
+        if backend == "nccl":
+            self._seen.same_gpu = ranks_of_one_gpu(self._roster)
+        elif backend == "auto":
+            backend, why_gloo = choose_backend(self._roster)
+            for line in self._lines if why_gloo else ():
+                control.send(line, {"show": f"note: Gloo is used, on the CPU: {why_gloo}"})
+        self._seen.backend = backend
 
     def _collectives(self) -> None:
         backend = self._seen.backend
@@ -470,11 +503,16 @@ class Conductor:
                 if again:
                     self._round(f"links: slow pairs, {attempt}: round {number}", again, attempt)
 
+    def _device_of_links(self) -> str:
+        """Return whose messages show the links: after a failure of NCCL its kernels can block all others of the GPU."""
+        failed = self._seen.failed or any(how.startswith(verdicts.TORCH_FAILS) for how in self._seen.broken.values())
+        return "cpu" if failed else self._devices()[-1]
+
     def _round(self, name: str, pairs: Iterable[Pair], attempt: int = 0) -> None:
         """Have pairs of places that have no place in common exchange messages."""
         speakers = [place.rank for place in self._seen.places]
         shared = {
-            "device": self._devices()[-1],
+            "device": self._device_of_links(),
             "limit": self._options.max_size,
             "seconds": self._options.seconds,
             # Two directions, each with a last message that can take a whole window, end before the deadline.

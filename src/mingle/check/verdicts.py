@@ -85,6 +85,8 @@ class Evidence(Struct, kw_only=True):
     trips: dict[Pair, float] = field(default_factory=dict)
     """Round trips in seconds."""
     others: dict[Pair, list[Other]] = field(default_factory=dict)
+    same_gpu: Sequence[Sequence[int]] = ()
+    """Ranks that NCCL was to connect and that would use the same GPU."""
     work: dict[int, tuple[float, float]] = field(default_factory=dict)
     """The wall and the CPU seconds that the same piece of work takes each rank."""
     defect: str = ""
@@ -156,8 +158,15 @@ _FAULTS = {
     ),
     "messages": (
         "{how} between {pairs}; no TCP connection between them failed.",
-        "a --timeout that is too short for these machines, or a firewall that filters some TCP ports only",
-        "start the check again with a longer --timeout; if the pair is still named, allow TCP on all ports.",
+        "the error in brackets; if it is a deadline, a --timeout that is too short for these machines, or a firewall "
+        "that filters some TCP ports only",
+        "start the check again with a longer --timeout, and NCCL_DEBUG=INFO for NCCL; if the pair is still named, "
+        "allow TCP on all ports.",
+    ),
+    "gpu-shared": (
+        "{ranks} use the same GPU, which NCCL refuses.",
+        "more ranks than GPUs, or each rank was shown the same GPU (CUDA_VISIBLE_DEVICES)",
+        "start one rank for each GPU (`--nproc-per-node`, `srun --gpus-per-task=1`), or give `--backend gloo`.",
     ),
     "cpu-busy": (
         "rank {rank} on {0} takes {wall:.0f} ms for a piece of work that takes the others {usual:.0f} ms; it had the "
@@ -263,6 +272,7 @@ def judge(seen: Evidence) -> list[Verdict]:
     lost = {rank: how for rank, how in sorted(seen.lost.items()) if rank not in busy or how not in ("silent", "cut")}
     gone = {rank: how for rank, how in lost.items() if how != "cut"}
     found += [_verdict(f"rank-{how}", seen.places[seen.place_of[rank]], rank=rank) for rank, how in gone.items()]
+    found += [_shared_gpu(seen, ranks) for ranks in seen.same_gpu]
     found += [_busy(seen, rank, usual) for rank, usual in sorted(busy.items())]
     excused = {seen.place_of[rank] for rank in (*gone, *busy)}
     cut = [undirected(seen.place_of[0], seen.place_of[rank]) for rank in lost.keys() - gone.keys()]
@@ -308,6 +318,13 @@ def _named(seen: Evidence, pairs: Iterable[Pair]) -> str:
 
 def _places(seen: Evidence, pairs: Iterable[Pair]) -> list[CheckedRank]:
     return [seen.places[number] for number in sorted({number for pair in pairs for number in pair})]
+
+
+def _shared_gpu(seen: Evidence, ranks: Sequence[int]) -> Verdict:
+    places = [seen.places[number] for number in sorted({seen.place_of[rank] for rank in ranks})]
+    names = [place.name for place in places]
+    told = " and ".join(names) if len(names) > 1 else f"ranks {' and '.join(map(str, ranks))} on {names[0]}"
+    return _verdict("gpu-shared", *places, ranks=told)
 
 
 def _busy(seen: Evidence, rank: int, usual: float) -> Verdict:

@@ -289,8 +289,9 @@ class _Tasks:
 def test_a_task_that_hangs_gives_way_to_the_next() -> None:
     here, there = multiprocessing.Pipe()
     tasks, steps = _Tasks(), list[str]()
+    worker = control.Worker(there, [], 60)
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(control.Worker(there, [], 60).run, tasks, steps.append)
+        running = pool.submit(worker.run, tasks, steps.append)
         control.send(here, {"id": 1, "show": "first", "do": "hang", "with": {}})
         control.send(here, {"id": 2, "show": "second", "do": "add", "with": {"one": 1, "other": 2}})
         assert control.receive(here) == {"id": 2, "result": 3}
@@ -300,7 +301,9 @@ def test_a_task_that_hangs_gives_way_to_the_next() -> None:
         assert control.receive(here) == {}
         control.send(here, {"report": {"healthy": True}})
         assert running.result(30) == {"healthy": True}
+        assert worker.hangs()
         tasks.ends.set()
+    until(lambda: not worker.hangs())
     assert steps == ["first", "second", "third"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -48,14 +49,28 @@ def test_a_rank_names_the_gpu_that_it_would_use(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
-    assert [probes.gpu_id(local_rank) for local_rank in range(2)] == ids
+    assert [probes.gpu(local_rank) for local_rank in range(2)] == [(each, "") for each in ids]
 
 
-def test_a_gpu_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_fails_is_none_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_device: object) -> None:
         raise torch.cuda.DeferredCudaCallError("CUDA call failed lazily at initialization")
 
     monkeypatch.setattr(probes, "has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
-    assert probes.gpu_id(0) == ""
+    assert probes.gpu(0) == (
+        "",
+        "sees a GPU that fails (DeferredCudaCallError: CUDA call failed lazily at initialization)",
+    )
+
+
+def test_torch_does_not_end_the_process_when_nccl_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in probes.NO_WATCHDOG:
+        monkeypatch.setenv(name, "1")  # also where a cluster's profile asks for it
+    seen: dict[str, str] = {}
+    monkeypatch.setattr(probes.Probes, "_device", lambda *_: None)
+    monkeypatch.setattr(probes.dist, "init_process_group", lambda *_, **__: seen.update(os.environ))
+    job = SimpleNamespace(rank=0, world_size=2)
+    probes.Probes(job, None, []).group(backend="nccl", seconds=1.0)  # type: ignore[arg-type]
+    assert {seen[name] for name in probes.NO_WATCHDOG} == {"0"}

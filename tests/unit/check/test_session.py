@@ -99,9 +99,9 @@ def test_ctrl_c_while_other_ranks_are_missing_ends_the_check() -> None:
 
 
 def conduct(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "", gpus: Sequence[str] = ("", "")
+    monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "", backend: str = "auto", machines: int = 2
 ) -> tuple[Evidence, list[Any]]:
-    """Run the steps of rank 0 for two machines whose link looks slow; return what it saw, and its tasks."""
+    """Run the steps of rank 0 for machines whose links look slow; return what it saw, and its tasks."""
     told: list[Any] = []
 
     def ask(name: str, tasks: dict[int, Any]) -> dict[int, Any]:
@@ -115,10 +115,11 @@ def conduct(
         pair = {"rtt": 1e-4 if at_first else 2e-4, "others": [], "rate": 1e9 if rank else 2e6 if at_first else 1e6}
         return {"work": [0.02, 0.02], "right": "", "fast": seconds, "pair": pair}.get(do)
 
-    conductor = session.Conductor(None, None, Options(seconds=seconds), str)  # type: ignore[arg-type]
+    conductor = session.Conductor(None, None, Options(seconds=seconds, backend=backend), str)  # type: ignore[arg-type]
     hello = {"networks": [], "interface": "eth0", "address": "", "pid": 1}
     conductor._roster = [
-        {**hello, "rank": rank, "node": rank, "host": NAMES[rank], "gpu": gpus[rank]} for rank in range(2)
+        {**hello, "rank": rank, "node": rank, "host": NAMES[rank], "gpu": "", "gpu_missing": ""}
+        for rank in range(machines)
     ]
     conductor._seen = session.evidence_of(conductor._roster)
     monkeypatch.setattr(conductor, "_collect", str)
@@ -148,6 +149,21 @@ def test_the_pairs_are_tried_also_when_the_first_step_fails(monkeypatch: pytest.
     assert [task for task in told if task["do"] == "pair"]
 
 
+@pytest.mark.parametrize(
+    ("fails", "first", "later"),
+    [("", "cuda", "cuda"), ("correctness", "cpu", "cpu"), ("links: round 1", "cuda", "cpu")],
+)
+def test_gloo_shows_the_links_once_nccl_has_failed(
+    monkeypatch: pytest.MonkeyPatch, fails: str, first: str, later: str
+) -> None:
+    """A kernel of NCCL that waits for ever blocks all later ones of its GPU, also those of other pairs."""
+    seen, told = conduct(monkeypatch, 20.0, fails=fails, backend="nccl", machines=3)
+    assert seen.defect == ""
+    devices = [task["with"]["device"] for task in told if task["do"] == "pair"]
+    assert devices[:2] == [first] * 2
+    assert set(devices[2:]) == {later}
+
+
 def test_of_several_measurements_of_a_pair_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, _ = conduct(monkeypatch, 20.0)
     assert seen.rates == {(0, 1): 2e6, (1, 0): 1e9}
@@ -160,20 +176,50 @@ def test_the_bus_of_two_ranks_carries_what_the_algorithm_does(monkeypatch: pytes
     assert [each["busbw"] for each in seen.all_reduce] == [each["algbw"] for each in seen.all_reduce]
 
 
+def gpus(*ids: str, nodes: Sequence[int], missing: str = "") -> list[dict[str, Any]]:
+    """Return the roster of ranks that would use these GPUs; the last one has none for this reason."""
+    reasons = [*[""] * (len(ids) - 1), missing]
+    return [
+        {"rank": rank, "node": node, "host": NAMES[node], "gpu": uuid, "gpu_missing": reason}
+        for rank, (uuid, node, reason) in enumerate(zip(ids, nodes, reasons, strict=True))
+    ]
+
+
 @pytest.mark.parametrize(
-    ("gpus", "backend"),
+    ("roster", "backend", "note"),
     [
-        (("", ""), "gloo"),
-        (("GPU-1", ""), "gloo"),
-        (("GPU-1", "GPU-1"), "gloo"),  # NCCL refuses it: "Duplicate GPU detected"
-        (("GPU-1", "GPU-2"), "cpu:gloo,cuda:nccl"),  # also where a launcher shows each rank its own GPU alone
+        (gpus("", "", nodes=[0, 1]), "gloo", ""),
+        (gpus("GPU-1", "", nodes=[0, 1]), "gloo", "rank 1 on b sees no GPU"),
+        (gpus("GPU-1", "", nodes=[0, 1], missing="sees a GPU that fails"), "gloo", "rank 1 on b sees a GPU that fails"),
+        (gpus("", "", nodes=[0, 1], missing="sees a GPU that fails"), "gloo", "rank 1 on b sees a GPU that fails"),
+        # NCCL refuses it: "Duplicate GPU detected"
+        (gpus("GPU-1", "GPU-2", "GPU-2", nodes=[0, 1, 1]), "gloo", "ranks 1 and 2 on b would use the same GPU"),
+        (gpus("GPU-1", "GPU-1", nodes=[0, 1]), "cpu:gloo,cuda:nccl", ""),
+        # also where a launcher shows each rank its own GPU alone
+        (gpus("GPU-1", "GPU-2", nodes=[0, 0]), "cpu:gloo,cuda:nccl", ""),
     ],
 )
 def test_nccl_is_chosen_where_every_rank_has_a_gpu_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, gpus: Sequence[str], backend: str
+    roster: list[dict[str, Any]], backend: str, note: str
 ) -> None:
-    seen, _ = conduct(monkeypatch, 20.0, gpus=gpus)
-    assert seen.backend == backend
+    assert session.choose_backend(roster) == (backend, note)
+
+
+def test_ranks_of_one_gpu_are_told_before_nccl_is_tried() -> None:
+    here, there = multiprocessing.Pipe()
+    server = SimpleNamespace(controls=queue.SimpleQueue(), starved=threading.Event())
+    job = SimpleNamespace(world_size=2)
+    conductor = session.Conductor(job, server, Options(backend="nccl"), str)  # type: ignore[arg-type]
+    for hello in gpus("GPU-1", "GPU-1", nodes=[0, 0]):
+        more = {"pid": 1, "address": "10.0.0.1", "interface": "eth0", "networks": [], "reached": "", "options": {}}
+        server.controls.put((there, hello | more))
+    with here:
+        conductor.run()
+        while "report" not in (message := control.receive(here)):
+            assert "do" not in message
+    (verdict,) = message["report"]["verdicts"]
+    assert verdict["kind"] == "gpu-shared"
+    assert verdict["observation"] == "a rank 0 and a rank 1 use the same GPU, which NCCL refuses."
 
 
 def test_ranks_are_told_whose_options_differ_and_where_rank_0_was_reached() -> None:

@@ -71,6 +71,7 @@ FAULTS: dict[str, tuple[Callable[[Evidence], None], list[tuple[str, tuple[str, .
     "rank without descriptors": (set_to("lost", {2: "descriptors"}), [("rank-descriptors", ("c",))]),
     "rank interrupted": (set_to("lost", {3: "interrupted"}), [("rank-interrupted", ("d",))]),
     "rank 0 cut off": (set_to("lost", {2: "cut"}), [("pair", ("a", "c"))]),
+    "two ranks on one GPU": (set_to("same_gpu", [[2, 3]]), [("gpu-shared", ("c", "d"))]),
     "machine busy": (busy(1, 0.02), [("cpu-busy", ("b",))]),
     "clock slow": (busy(1, 0.19), [("cpu-slow", ("b",))]),
     "wrong network": (faster_network, [("interface", ("a", "b", "c", "d"))]),
@@ -92,6 +93,13 @@ def test_a_fault_is_blamed_on_what_has_it(name: str) -> None:
         assert all(name in verdict.observation for name in verdict.where)
         assert verdict.cause
         assert verdict.fix
+
+
+def test_ranks_of_one_gpu_are_named_with_their_machine() -> None:
+    seen = healthy(2)
+    seen.place_of, seen.same_gpu = {0: 0, 1: 1, 2: 1}, [[1, 2]]
+    (verdict,) = judge(seen)
+    assert verdict.observation == "ranks 1 and 2 on b use the same GPU, which NCCL refuses."
 
 
 def test_each_kind_of_fault_is_tried_and_is_on_the_page() -> None:
