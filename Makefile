@@ -101,6 +101,10 @@ test-launchers: $(DEV_READY) ## start the example by mpirun, mpiexec, srun, sbat
 test-frameworks: $(FRAMEWORKS_READY) ## train with Lightning, Accelerate, FSDP2, DeepSpeed and the Trainer on top of mingle; JAX, MLX, Ray and torchft by mingle-run
 	$(BIN)/python -m pytest tests/frameworks --durations=0 $(PYTEST_ARGS)
 
+.PHONY: test-gpu
+test-gpu: $(FRAMEWORKS_READY) ## train with NCCL on hosts of the lab that share this machine's GPU (as root, with a torch for CUDA)
+	$(BIN)/python -m pytest tests/gpu --durations=0 $(PYTEST_ARGS)
+
 .PHONY: test-torch-suite
 test-torch-suite: $(FRAMEWORKS_READY) ## run all of torch's own tests of torch.distributed over mingle://, with Gloo; of them 30 are in test-frameworks
 	$(BIN)/python -m tests.frameworks.torch_suite $(SUITE_ARGS)

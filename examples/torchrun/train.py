@@ -41,9 +41,12 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=Path("line-fit"), help="a directory, shared or not")
     arguments = parser.parse_args()
 
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)  # before the first collective: objects are gathered on the current GPU
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     model = torch.nn.Linear(1, 1).to(device)
     done = 0
     checkpoint = newest(arguments.checkpoints)

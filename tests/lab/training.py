@@ -29,10 +29,13 @@ def main() -> None:
     parser.add_argument("--crash", type=int, default=0, help="so many attempts of rank 0's end in a crash")
     parser.add_argument("--fail", type=Path, help="the worker on the host that this file names fails")
     parser.add_argument("--alone", action="store_true", help="no collectives: no worker feels another one's end")
+    parser.add_argument("--device", default="cpu", help="where the tensors are; on a GPU NCCL reduces them")
     arguments = parser.parse_args()
     here = os.uname().nodename
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    dist.init_process_group("gloo")
+    if arguments.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group({"cpu": "gloo", "cuda": "nccl"}[arguments.device])
     rank, size = dist.get_rank(), dist.get_world_size()
     hosts: list[Any] = [None] * size
     dist.all_gather_object(hosts, here)
@@ -50,7 +53,7 @@ def main() -> None:
         # With the host's name appended the file is for one host alone.
         stop = arguments.until.exists() or arguments.until.with_suffix(f".{here}").exists()
         if not arguments.alone:
-            numbers = torch.tensor([rank + 1, int(stop)])
+            numbers = torch.tensor([rank + 1, int(stop)], device=arguments.device)
             dist.all_reduce(numbers)
             assert numbers[0] == size * (size + 1) // 2
             stop = bool(numbers[1])
