@@ -12,9 +12,10 @@ immutable, its name is never used twice, and no process reads a name again that 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol, TypeAlias
 
@@ -222,6 +223,8 @@ class Folder:
         self._listings: dict[str, int] = {}
         """The names of hosts' objects that are listed now, each with the number of the listing in which it came."""
         self._listing = 0
+        self._appeared: dict[str, float] = {}
+        """When each object came into this process's listings; what its first one holds has been there before."""
         self._backlog = False
 
     # --- when ------------------------------------------------------------------------------------------------------
@@ -292,14 +295,18 @@ class Folder:
         except FolderProblem as failure:
             problem = failure  # a process that can only read still finds a host
         entries = folder.list()
+        came = now if self._appeared else -math.inf
+        self._appeared = {each.name: self._appeared.get(each.name, came) for each in entries}
         self._give_up_earlier({each.name for each in entries})
         try:
             self._delete_leftover(folder)
         except FolderProblem as failure:
             problem = problem or failure
         present = self._present(entries, now)
-        found = self._read_new(folder, sign, entries, present)
-        self._sweep(folder, entries, present)
+        # Some file systems stamp an object by the clock of the machine that writes it, and that can be hours behind.
+        ages = {each.name: min(_age(each, present), now - self._appeared[each.name]) for each in entries}
+        found = self._read_new(folder, sign, ages)
+        self._sweep(folder, ages)
         return Report(
             found=found,
             listed=any(each.name.startswith(self._name_of(sign)) for each in entries),
@@ -353,17 +360,12 @@ class Folder:
                 return each.time + (now - self._written_at[each.name])
         return None
 
-    def _read_new(self, folder: OpenFolder, sign: Sign, entries: Sequence[Entry], present: float | None) -> list[Found]:
+    def _read_new(self, folder: OpenFolder, sign: Sign, ages: Mapping[str, float]) -> list[Found]:
         names = {}
-        for each in entries:
-            parsed = _NAME.fullmatch(each.name)
-            if (
-                parsed
-                and parsed[1] == "h"
-                and parsed[3] != sign.member.hex()
-                and _age(each, present) < BELIEVED_SECONDS
-            ):
-                names[each.name] = parsed[2]
+        for name, age in ages.items():
+            parsed = _NAME.fullmatch(name)
+            if parsed and parsed[1] == "h" and parsed[3] != sign.member.hex() and age < BELIEVED_SECONDS:
+                names[name] = parsed[2]
         self._listing += 1
         self._listings = {name: self._listings.get(name, self._listing) for name in names}
         self._read &= names.keys()
@@ -385,9 +387,9 @@ class Folder:
                 self._listings[name] = _TRIED
         return found
 
-    def _sweep(self, folder: OpenFolder, entries: Sequence[Entry], present: float | None) -> None:
+    def _sweep(self, folder: OpenFolder, ages: Mapping[str, float]) -> None:
         """Delete the objects of processes that were killed long ago, if this process can."""
-        litter = [each.name for each in entries if _NAME.fullmatch(each.name) and _age(each, present) > LITTER_SECONDS]
+        litter = [name for name, age in ages.items() if _NAME.fullmatch(name) and age > LITTER_SECONDS]
         most = BUCKET_SWEPT_PER_TURN if self._bucket else SWEPT_PER_TURN
         # By chance, so that processes which see the same objects share the work.
         for name in self._rng.sample(litter, min(len(litter), most)):

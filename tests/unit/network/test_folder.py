@@ -64,15 +64,24 @@ class Client:
         lag: for how long a change by others is not seen, unless this machine has changed the folder itself since.
         own_lag: the age of what this machine sees, its own changes included.
         empty_first: whether an object that was written less than a second ago has no content yet.
+        behind: by how much the clock of this machine is behind, which stamps what it writes.
     """
 
     bucket = False
     patience = leave_seconds = 1.0
 
     def __init__(
-        self, shared: Shared, *, lag: float = 0.0, own_lag: float = 0.0, empty_first: bool = False, times: bool = True
+        self,
+        shared: Shared,
+        *,
+        lag: float = 0.0,
+        own_lag: float = 0.0,
+        empty_first: bool = False,
+        times: bool = True,
+        behind: float = 0.0,
     ) -> None:
         self.shared = shared
+        self.behind = behind
         self.lag, self.own_lag, self.empty_first, self.times = lag, own_lag, empty_first, times
         self.failing = ""
         self.hidden: set[str] = set()
@@ -97,7 +106,7 @@ class Client:
         self._do("write")
         assert name not in self.shared.names_used
         self.shared.names_used.add(name)
-        self.shared.put(name, data)
+        self.shared.put(name, data, age=self.behind)
         self._cached_at = float("-inf")
 
     def list(self) -> list[Entry]:
@@ -340,6 +349,20 @@ def test_the_clock_of_the_storage_counts_alone() -> None:
     shared.put(f"h-{NODE}-{member_id(7).hex()}-3", offer_of(member_id(7)), age=1e6)
     run(2.0, host, seeker)
     assert set(seeker.found_at) == {host.member}
+
+
+@pytest.mark.parametrize("behind", [BELIEVED_SECONDS + 30, LITTER_SECONDS + 3600])
+@pytest.mark.parametrize("first", ["host", "seeker"])
+def test_a_host_is_found_whose_own_clock_stamps_its_objects_and_is_behind(first: str, behind: float) -> None:
+    shared = Shared()
+    host, seeker = Process(Client(shared, behind=behind), 1, host=True), Process(Client(shared), 2)
+    run(5.0, host if first == "host" else seeker)
+    run(16.0, host, seeker)  # until it renews the object that was there before the seeker
+    assert host.member in seeker.found_at
+    listed = [name for name in shared.objects if name.startswith("h-")]
+    run(60.0, host, seeker)
+    assert listed, "nobody has deleted the object of a process that renews it"
+    assert not shared.objects.keys() & set(listed), "and it is renewed as ever"
 
 
 def test_without_times_objects_are_believed_and_not_deleted() -> None:
