@@ -26,7 +26,7 @@ from mingle.engine.evidence import Evidence
 from mingle.engine.rejections import Rejections
 from mingle.engine.udp_endpoint import UdpEndpoint
 from mingle.errors import MingleError, refused
-from mingle.network import connections
+from mingle.network import connections, folders
 from mingle.network.connections import Connections
 from mingle.network.folder import FolderStorage, Report
 from mingle.network.folders import Folders
@@ -129,10 +129,14 @@ class Driver:
         self._perform_more, self._scanned, self._say = perform, scanned, say
         self._settled, self._scanning = False, True
         self._dialed: dict[int, Dial] = {}
+        storages = {} if storages is None else storages
         try:
-            self._open(groups, {} if storages is None else storages, stack)
-        except OSError as error:
-            raise refused("the sockets for the discovery can't be opened", error) from error
+            self._open(groups, storages, stack)
+        except BaseException as error:
+            folders.close(storages)  # `Folders` may never have taken them over
+            if isinstance(error, OSError):
+                raise refused("the sockets for the discovery can't be opened", error) from error
+            raise
 
     def _open(
         self, groups: Sequence[Group], storages: Mapping[str, FolderStorage], stack: contextlib.ExitStack

@@ -34,6 +34,8 @@ FIXES = {
     errno.ESTALE: "its server has been exchanged: mount the file system again",
     errno.ENOTDIR: "name a directory that every machine of the job mounts",
     errno.ELOOP: "name a directory that every machine of the job mounts",
+    errno.EMFILE: "raise `ulimit -n` of this process",
+    errno.ENFILE: "raise `fs.file-max` of this machine",
 }
 FIXES[errno.EPERM] = FIXES[errno.EACCES]
 OTHER_FIX = "look at the file system and its server with `ls` and `dmesg` on this machine"

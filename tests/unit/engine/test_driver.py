@@ -8,12 +8,16 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from mingle.config.settings import Network
 from mingle.engine.control_port import ControlPort
+from mingle.engine.driver import Driver
+from mingle.errors import InterfaceError
 from mingle.network import interfaces
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.network.directory import Directory
@@ -44,6 +48,15 @@ KEY = JobKey(b"secret", "a job")
 def driver() -> Iterator[Noting]:
     with contextlib.ExitStack() as stack:
         yield Noting(Network(interfaces=("lo",), port=free_udp_port()), stack)
+
+
+def test_shared_folders_are_closed_where_no_interface_can_be_used() -> None:
+    """A bucket has a helper process from the start."""
+    closed: list[str] = []
+    bucket: Any = SimpleNamespace(close=lambda: closed.append("bucket"))
+    with contextlib.ExitStack() as stack, pytest.raises(InterfaceError):
+        Driver(Network(interfaces=("absent0",), port=free_udp_port()), None, None, stack, storages={"bucket": bucket})
+    assert closed == ["bucket"]
 
 
 def test_timer_that_input_has_settled_does_not_come(driver: Noting) -> None:
