@@ -91,3 +91,20 @@ def test_torchrun_trains_again_after_the_loss_of_a_worker_and_of_the_host_of_the
     made.wait_for_group(hosts, since=made.said(hosts[0], "started")[-1]["at"], seconds=SECONDS)
     made.replace_store_host(hosts)
     made.finish(*hosts, seconds=SECONDS)
+
+
+def by_url(rank: int) -> float:
+    """Make the process group as a script does that never imports mingle, and add up the ranks."""
+    dist.init_process_group("nccl", init_method="mingle://gpu-url", rank=rank, world_size=2)
+    torch.cuda.set_device(0)
+    total = torch.full((1,), rank + 1.0, device="cuda")
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item()
+
+
+def test_process_group_by_url(lab: Lab) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    ranks = [host.start(by_url, rank, env=own_machine(host)) for rank, host in enumerate(hosts)]
+    assert [rank.result(SECONDS) for rank in ranks] == [3, 3]

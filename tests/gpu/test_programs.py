@@ -31,11 +31,14 @@ def run(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> list[str]:
-    """Run the same command on every host; return what each wrote."""
-    started = [host.run(command, env=own_machine(host, **(environment or {})), cwd=cwd) for host in hosts]
+    """Run the same command on every host; return what each wrote, but for the line by which NCCL shows that it is used."""
+    settings = {"NCCL_DEBUG": "VERSION", **(environment or {})}
+    started = [host.run(command, env=own_machine(host, **settings), cwd=cwd) for host in hosts]
     for process in started:
         assert process.wait(SECONDS) == 0, process.output
-    return [process.stdout for process in started]
+    said = [process.stdout for process in started]
+    assert any("NCCL version" in each for each in said)
+    return [re.sub(r"^NCCL version.*\n", "", each, flags=re.MULTILINE) for each in said]
 
 
 def on_gpu(program: str, *changes: tuple[str, str]) -> str:
@@ -115,7 +118,10 @@ def test_jax_under_mingle_run(hosts: list[Host], tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     source = (EXAMPLES / "any-program" / "jax_psum.py").read_text(encoding="utf-8")
     lines = source.splitlines(keepends=True)
-    program.write_text("".join(line for line in lines if not line.startswith("jax.config.update")))
+    program.write_text(
+        "".join(line for line in lines if not line.startswith("jax.config.update"))
+        + "assert jax.devices()[0].platform == 'gpu'\n"
+    )
     command = ["mingle-run", "--job-id=jax", "--nnodes=2", "--", sys.executable, program]
     said = run(hosts, command, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     assert sorted(line for each in said for line in re.findall(r"process.*", each)) == [

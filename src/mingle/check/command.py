@@ -21,6 +21,7 @@ from mingle.cli import output
 from mingle.cli.options import FAILED, Shared, mesh_option, node_rank_option, shared_options
 from mingle.cli.output import Lines, Table
 from mingle.errors import ConfigurationError, MingleError, counted, refused
+from mingle.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -313,6 +314,7 @@ def steps(console: Console) -> Iterator[Callable[[str], None]]:
                 progress.update(task.id, total=1, completed=1)
 
         def show(step: str) -> None:
+            step = printable(step)  # a rank can have written a part of it
             last = progress.tasks[-1] if progress.tasks else None
             what = step.rpartition(": ")[0]
             if last is not None and ": " in what and last.description.rpartition(": ")[0] == what:

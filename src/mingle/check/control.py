@@ -91,9 +91,9 @@ class Introduction(ProbedRank, frozen=True):
     networks: list[LocalNetwork]
     gpu: str
     """The UUID of the GPU that it would use; empty: none."""
-    gpu_missing: str
-    """Why it can't use a GPU; empty: it has one, or sees none."""
     options: dict[str, Any]
+    gpu_missing: str = ""
+    """Why it uses no GPU; empty: it has one, or there is none."""
 
 
 class Question(Struct, frozen=True):
@@ -125,10 +125,20 @@ own_interface = ""
 """This rank's interface in the network that all ranks share, once the job has formed."""
 
 
-def start(function: Callable[..., object], *arguments: object) -> threading.Thread:
-    """Start a daemon thread: calls of torch can block beyond every deadline, and nothing in Python ends them."""
+def start(
+    function: Callable[..., object], *arguments: object, among: list[threading.Thread] | None = None
+) -> threading.Thread:
+    """Start a daemon thread: calls of torch can block beyond every deadline, and nothing in Python ends them.
+
+    Args:
+        function: what it calls.
+        arguments: its arguments.
+        among: takes the thread before it starts, whatever a signal handler raises meanwhile.
+    """
     name = f"mingle-check-{function.__name__.strip('_')}"
     thread = threading.Thread(target=function, args=arguments, name=name, daemon=True)
+    if among is not None:
+        among.append(thread)
     detached.start(thread)
     return thread
 
@@ -441,7 +451,7 @@ class Worker:
                 elif message:
                     show(message["show"])
                     if "do" in message:
-                        self._calls.append(start(self._do, getattr(tasks, message["do"]), message))
+                        start(self._do, getattr(tasks, message["do"]), message, among=self._calls)
                 else:
                     self._send({})
         except (EOFError, OSError, ValueError):

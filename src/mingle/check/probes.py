@@ -35,8 +35,11 @@ NO_WATCHDOG = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
 }
 """Otherwise torch ends the process when a collective of NCCL is late, and with it the search for the fault."""
+_DRIVER = Path("/dev/nvidiactl")
 WORK_ROUNDS = 2_000_000
 """A piece of work of some tens of milliseconds: longer than the kernel's time slices."""
 
@@ -64,9 +67,9 @@ def has_gpu() -> bool:
 
 
 def gpu(local_rank: int) -> tuple[str, str]:
-    """Return the UUID of the GPU that a rank uses with NCCL, and how it fails: both empty where none is seen."""
+    """Return the UUID of the GPU that a rank uses with NCCL, and why it uses none: both empty where there is none."""
     if not has_gpu():
-        return "", ""
+        return "", f"has a GPU that torch {torch.__version__} can't use" if _DRIVER.exists() else ""
     try:
         return str(torch.cuda.get_device_properties(_gpu(local_rank)).uuid), ""
     except Exception as error:  # a GPU, or its driver, fails in one of many ways
@@ -95,6 +98,7 @@ class Probes:
         """Make the process group."""
         if "nccl" in backend:
             os.environ.update(NO_WATCHDOG)
+            dist.set_debug_level(dist.DebugLevel.OFF)  # DETAIL brings the watchdog back
             self._device("cuda")
         rank, size = self._job.rank, self._job.world_size
         dist.init_process_group(
@@ -255,7 +259,7 @@ class Probes:
         if at.type == "cuda":
             # Neither drops its group before both have all: NCCL resets the connections of one that goes.
             store.set(f"done/{1 - other}", "")
-            store.wait([f"done/{other}"], timedelta(seconds=seconds))
+            store.wait([f"done/{other}"], timedelta(seconds=min(seconds / 4, CONNECT_SECONDS)))
         return {"rtt": median(trips), "rate": rates[0 if other else 1]}
 
 

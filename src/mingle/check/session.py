@@ -43,6 +43,8 @@ spend a short time on waking up."""
 END_SECONDS = 2.0
 """How long rank 0 waits for the others to take the report, and any rank for the end of its process group."""
 _KEY = "mingle-check"
+_LATE = "not finished at its deadline"
+_TOLD = "was told to use Gloo"
 _STARVED = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
 
 
@@ -79,7 +81,7 @@ def take_part(
     started = time.monotonic()
     # Under torchrun the job names no interface, and the store's link-local address has this machine's zone.
     control.own_interface = job.interface or job.master_addr.partition("%")[2]
-    gpu, gpu_missing = ("", "was told to use Gloo") if options.backend == "gloo" else probes.gpu(job.local_rank)
+    gpu, gpu_missing = _gpu(job, options)
     hello: Record = {
         "rank": job.rank,
         "node": job.node_rank,
@@ -201,25 +203,38 @@ def evidence_of(roster: Sequence[Record], lost: Mapping[int, str] | None = None)
     return Evidence(places=places, place_of=numbers, lost=dict(lost or {}))
 
 
+def _gpu(job: Job, options: Options) -> tuple[str, str]:
+    """Return the rank's GPU, and why it uses none."""
+    if options.backend == "gloo":
+        return "", _TOLD
+    try:
+        gpu: tuple[str, str] = _within(options.patience / 2, lambda: probes.gpu(job.local_rank))
+    except detached.AbandonedError:
+        return "", "has a GPU whose driver does not answer"
+    return gpu
+
+
 def choose_backend(roster: Sequence[Record]) -> tuple[str, str]:
     """Return the backend by which these ranks work, and where some have GPUs that it leaves out, why."""
     without = [hello for hello in roster if not hello["gpu"]]
-    told = [hello for hello in without if hello["gpu_missing"]]
-    if told or 0 < len(without) < len(roster):
-        hello = [*told, *without][0]
-        return "gloo", f"rank {hello['rank']} on {hello['host']} {hello['gpu_missing'] or 'sees no GPU'}"
-    if without:
-        return "gloo", ""
-    for ranks in ranks_of_one_gpu(roster):
-        return "gloo", f"ranks {' and '.join(map(str, ranks))} on {roster[ranks[0]]['host']} would use the same GPU"
-    return "cpu:gloo,cuda:nccl", ""
+    if not without:
+        for ranks in ranks_of_one_gpu(roster):
+            return "gloo", f"ranks {' and '.join(map(str, ranks))} on {roster[ranks[0]]['host']} would use the same GPU"
+        return "cpu:gloo,cuda:nccl", ""
+    if len(without) == len(roster) and all(hello["gpu_missing"] in ("", _TOLD) for hello in roster):
+        return "gloo", ""  # there is no GPU that anybody expects to be used
+    hello = next((each for each in without if each["gpu_missing"]), without[0])
+    return "gloo", f"rank {hello['rank']} on {hello['host']} {hello['gpu_missing'] or 'sees no GPU'}"
 
 
 def ranks_of_one_gpu(roster: Sequence[Record]) -> list[list[int]]:
-    """Return the ranks of one machine that would use the same GPU, which NCCL refuses ("Duplicate GPU detected")."""
-    users: dict[tuple[int, str], list[int]] = {}
+    """Return the ranks of one host that would use the same GPU, which NCCL refuses ("Duplicate GPU detected").
+
+    To NCCL a machine is its host name and boot ID. A GPU has one boot ID, and containers of a host can have its name.
+    """
+    users: dict[tuple[str, str], list[int]] = {}
     for hello in roster:
-        users.setdefault((hello["node"], hello["gpu"]), []).append(hello["rank"])
+        users.setdefault((hello["host"], hello["gpu"]), []).append(hello["rank"])
     return [ranks for (_, gpu), ranks in users.items() if gpu and len(ranks) > 1]
 
 
@@ -398,9 +413,8 @@ class Conductor:
             lost |= dict.fromkeys(silent, "silent")
             if late and not any(self._unanswered[rank] for rank in waiting):
                 break
-        answers = {rank: answers.get(rank, {"error": "not finished at its deadline"}) for rank in tasks}
-        problems = [answer["error"] for answer in answers.values() if "error" in answer]
-        status = "lost" if lost else problems[0] if problems else "ok"
+        answers = {rank: answers.get(rank, {"error": _LATE}) for rank in tasks}
+        status = "lost" if lost else _first_error(answers) or "ok"
         self._seen.steps.append({"name": name, "status": status, "seconds": round(time.monotonic() - started, 3)})
         if lost:
             self._seen.lost |= lost
@@ -424,10 +438,9 @@ class Conductor:
     def _all(self, name: str, do: str, **arguments: Any) -> dict[int, Any]:
         """Have every rank do the same and return the results; a rank that fails or does not end is a StopError."""
         answers = self._ask(name, {rank: _task(do, **arguments) for rank in range(len(self._roster))})
-        failed = {rank: answer["error"] for rank, answer in answers.items() if "error" in answer}
-        if failed:
-            ranks = ", ".join(map(str, failed))
-            self._seen.failed.append(f"{name}: {next(iter(failed.values()))} (ranks {ranks})")
+        if error := _first_error(answers):
+            ranks = ", ".join(str(rank) for rank, answer in answers.items() if answer.get("error") == error)
+            self._seen.failed.append(f"{name}: {error} (ranks {ranks})")
             raise StopError
         return {rank: answer["result"] for rank, answer in answers.items()}
 
@@ -494,14 +507,32 @@ class Conductor:
 
     def _pairs(self) -> None:
         schedule = list(verdicts.rounds(len(self._seen.places)))
+        device = self._device_of_links()
         for number, pairs in enumerate(schedule, 1):
-            self._round(f"links: round {number} of {len(schedule)}", pairs)
+            self._round(self._links(f"round {number} of {len(schedule)}"), pairs)
+            if self._device_of_links() != device:
+                self._begin_again(schedule)
+                break
         for attempt in range(1, CONFIRMATIONS + 1):
             doubtful = {verdicts.undirected(*pair) for pair in verdicts.slow_links(self._seen.rates)}
             for number, pairs in enumerate(schedule, 1):
                 again = [pair for pair in pairs if pair in doubtful]
                 if again:
-                    self._round(f"links: slow pairs, {attempt}: round {number}", again, attempt)
+                    self._round(self._links(f"slow pairs, {attempt}: round {number}"), again, attempt)
+
+    def _begin_again(self, schedule: Iterable[Sequence[Pair]]) -> None:
+        """Measure all pairs by Gloo but those that are broken: rates of NCCL, which has failed, can't be compared."""
+        self._seen.rates, self._seen.trips = {}, {}
+        for number, pairs in enumerate(schedule, 1):
+            if whole := [pair for pair in pairs if pair not in self._seen.broken]:
+                self._round(self._links(f"round {number}"), whole)
+
+    def _links(self, step: str) -> str:
+        """Return the name of a step that shows links."""
+        if "nccl" not in self._seen.backend:
+            return f"links: {step}"
+        self._seen.links = {"cpu": "Gloo", "cuda": "NCCL"}[self._device_of_links()]
+        return f"links by {self._seen.links}: {step}"
 
     def _device_of_links(self) -> str:
         """Return whose messages show the links: after a failure of NCCL its kernels can block all others of the GPU."""
@@ -528,7 +559,8 @@ class Conductor:
         for own, peer in ends:
             answer, both = answers[speakers[own]], verdicts.undirected(own, peer)
             if "error" in answer:
-                self._seen.broken.setdefault(both, f"{verdicts.TORCH_FAILS} ({answer['error']})")
+                if answer["error"] != _LATE or both not in self._seen.broken:
+                    self._seen.broken[both] = f"{verdicts.TORCH_FAILS} ({answer['error']})"
             elif "fault" in (result := answer["result"]):
                 self._seen.broken[both] = result["fault"]
             else:
@@ -545,6 +577,12 @@ def _departure(message: Record) -> str:
     if "gone" not in message:
         return ""
     return how if (how := message["gone"]) in control.DEPARTURES else "ended"
+
+
+def _first_error(answers: Mapping[int, Record]) -> str:
+    """Return an error of these answers, if there is one: those that wait for a rank that has failed are only late."""
+    errors = [answer["error"] for answer in answers.values() if "error" in answer]
+    return next((error for error in errors if error != _LATE), errors[0] if errors else "")
 
 
 def _task(do: str, **arguments: Any) -> Record:

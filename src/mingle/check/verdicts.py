@@ -85,6 +85,8 @@ class Evidence(Struct, kw_only=True):
     trips: dict[Pair, float] = field(default_factory=dict)
     """Round trips in seconds."""
     others: dict[Pair, list[Other]] = field(default_factory=dict)
+    links: str = ""
+    """``NCCL`` or ``Gloo``: what carried the last messages of pairs, where NCCL is the backend."""
     same_gpu: Sequence[Sequence[int]] = ()
     """Ranks that NCCL was to connect and that would use the same GPU."""
     work: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -208,7 +210,7 @@ _FAULTS = {
         "compare `python -m torch.utils.collect_env` of the machines.",
     ),
     "collective": (
-        "{failures}; no pair of machines fails alone.",
+        "{failures}; no pair of machines fails alone{by}.",
         "a fault of the backend or of a device, one that has passed meanwhile, or a --timeout that is too short",
         "start the check again, with `--backend gloo` to leave the devices out; NCCL_DEBUG=INFO says what NCCL does.",
     ),
@@ -296,7 +298,8 @@ def judge(seen: Evidence) -> list[Verdict]:
     if seen.wrong:
         found.append(_verdict("wrong-result", results="; ".join(seen.wrong)))
     if seen.failed and not found:
-        found.append(_verdict("collective", failures="; ".join(seen.failed)))
+        by = " over Gloo, and NCCL's own ways were not tried after that" if seen.links == "Gloo" else ""
+        found.append(_verdict("collective", failures="; ".join(seen.failed), by=by))
     return found
 
 
@@ -323,7 +326,7 @@ def _places(seen: Evidence, pairs: Iterable[Pair]) -> list[CheckedRank]:
 def _shared_gpu(seen: Evidence, ranks: Sequence[int]) -> Verdict:
     places = [seen.places[number] for number in sorted({seen.place_of[rank] for rank in ranks})]
     names = [place.name for place in places]
-    told = " and ".join(names) if len(names) > 1 else f"ranks {' and '.join(map(str, ranks))} on {names[0]}"
+    told = " and ".join(names) if len(set(names)) > 1 else f"ranks {' and '.join(map(str, ranks))} on {names[0]}"
     return _verdict("gpu-shared", *places, ranks=told)
 
 

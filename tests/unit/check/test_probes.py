@@ -7,6 +7,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -45,11 +46,23 @@ def test_a_path_that_does_not_answer_shows_before_a_short_deadline() -> None:
 
 @pytest.mark.parametrize(("visible", "ids"), [(0, ["", ""]), (1, ["GPU-0", "GPU-0"]), (2, ["GPU-0", "GPU-1"])])
 def test_a_rank_names_the_gpu_that_it_would_use(monkeypatch: pytest.MonkeyPatch, visible: int, ids: list[str]) -> None:
+    monkeypatch.setattr(probes, "_DRIVER", Path("/nowhere"))
     monkeypatch.setattr(probes.dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
     assert [probes.gpu(local_rank) for local_rank in range(2)] == [(each, "") for each in ids]
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_a_gpu_that_this_torch_can_not_use_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, driver: bool
+) -> None:
+    monkeypatch.setattr(probes, "has_gpu", lambda: False)
+    monkeypatch.setattr(probes, "_DRIVER", device := tmp_path / "nvidiactl")
+    if driver:
+        device.touch()
+    assert probes.gpu(0) == ("", f"has a GPU that torch {torch.__version__} can't use" if driver else "")
 
 
 def test_a_gpu_that_fails_is_none_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +83,9 @@ def test_torch_does_not_end_the_process_when_nccl_is_late(monkeypatch: pytest.Mo
         monkeypatch.setenv(name, "1")  # also where a cluster's profile asks for it
     seen: dict[str, str] = {}
     monkeypatch.setattr(probes.Probes, "_device", lambda *_: None)
+    monkeypatch.setattr(probes.dist, "set_debug_level", lambda level: seen.update(level=level.name))
     monkeypatch.setattr(probes.dist, "init_process_group", lambda *_, **__: seen.update(os.environ))
     job = SimpleNamespace(rank=0, world_size=2)
     probes.Probes(job, None, []).group(backend="nccl", seconds=1.0)  # type: ignore[arg-type]
     assert {seen[name] for name in probes.NO_WATCHDOG} == {"0"}
+    assert seen["level"] == "OFF"

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +26,7 @@ import pytest
 import mingle
 from mingle.check import control, session
 from mingle.check.session import Options
-from mingle.check.verdicts import Evidence
+from mingle.check.verdicts import Evidence, judge
 from tests.support.bystanders import command_environment, patched_path
 from tests.support.evidence import HELLO, NAMES, PATIENT
 from tests.support.ports import free_tcp_port, free_udp_port
@@ -99,21 +99,33 @@ def test_ctrl_c_while_other_ranks_are_missing_ends_the_check() -> None:
 
 
 def conduct(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "", backend: str = "auto", machines: int = 2
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    *,
+    fails: str = "",
+    backend: str = "auto",
+    machines: int = 2,
+    rates: Mapping[str, float] | None = None,
 ) -> tuple[Evidence, list[Any]]:
-    """Run the steps of rank 0 for machines whose links look slow; return what it saw, and its tasks."""
+    """Run the steps of rank 0 for machines whose links look slow, or have the rates of their devices.
+
+    Returns:
+        What it saw, and its tasks.
+    """
     told: list[Any] = []
 
     def ask(name: str, tasks: dict[int, Any]) -> dict[int, Any]:
         told.extend(tasks.values())
         if fails and fails in name:
             return {rank: {"error": "not finished at its deadline"} for rank in tasks}
-        return {rank: {"result": result(rank, task["do"])} for rank, task in tasks.items()}
+        return {rank: {"result": result(rank, task)} for rank, task in tasks.items()}
 
-    def result(rank: int, do: str) -> Any:
+    def result(rank: int, task: dict[str, Any]) -> Any:
         at_first = len(told) <= 2 + sum(task["do"] != "pair" for task in told)
         pair = {"rtt": 1e-4 if at_first else 2e-4, "others": [], "rate": 1e9 if rank else 2e6 if at_first else 1e6}
-        return {"work": [0.02, 0.02], "right": "", "fast": seconds, "pair": pair}.get(do)
+        if rates and task["do"] == "pair":
+            pair["rate"] = rates[task["with"]["device"]]
+        return {"work": [0.02, 0.02], "right": "", "fast": seconds, "pair": pair}.get(task["do"])
 
     conductor = session.Conductor(None, None, Options(seconds=seconds, backend=backend), str)  # type: ignore[arg-type]
     hello = {"networks": [], "interface": "eth0", "address": "", "pid": 1}
@@ -151,7 +163,7 @@ def test_the_pairs_are_tried_also_when_the_first_step_fails(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("fails", "first", "later"),
-    [("", "cuda", "cuda"), ("correctness", "cpu", "cpu"), ("links: round 1", "cuda", "cpu")],
+    [("", "cuda", "cuda"), ("correctness", "cpu", "cpu"), ("NCCL: round 1", "cuda", "cpu")],
 )
 def test_gloo_shows_the_links_once_nccl_has_failed(
     monkeypatch: pytest.MonkeyPatch, fails: str, first: str, later: str
@@ -162,6 +174,22 @@ def test_gloo_shows_the_links_once_nccl_has_failed(
     devices = [task["with"]["device"] for task in told if task["do"] == "pair"]
     assert devices[:2] == [first] * 2
     assert set(devices[2:]) == {later}
+
+
+def test_rates_of_nccl_and_gloo_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the rounds before the one in which NCCL has failed are measured again; a broken pair is not."""
+    rates = {"cuda": 20e9, "cpu": 1e9}
+    seen, _ = conduct(monkeypatch, 20.0, fails="NCCL: round 2", backend="nccl", machines=4, rates=rates)
+    assert [verdict.kind for verdict in judge(seen)] == ["messages"]
+    assert set(seen.rates.values()) == {1e9}
+    assert len(seen.rates) == 2 * 6 - 2 * len(seen.broken)
+
+
+def test_an_error_counts_before_those_that_are_only_late() -> None:
+    answers = {0: {"error": session._LATE}, 1: {"result": 1}, 2: {"error": "NCCL error"}}
+    assert session._first_error(answers) == "NCCL error"
+    assert session._first_error({0: answers[0], 1: answers[1]}) == session._LATE
+    assert session._first_error({1: answers[1]}) == ""
 
 
 def test_of_several_measurements_of_a_pair_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +204,11 @@ def test_the_bus_of_two_ranks_carries_what_the_algorithm_does(monkeypatch: pytes
     assert [each["busbw"] for each in seen.all_reduce] == [each["algbw"] for each in seen.all_reduce]
 
 
-def gpus(*ids: str, nodes: Sequence[int], missing: str = "") -> list[dict[str, Any]]:
+def gpus(*ids: str, nodes: Sequence[int], missing: str = "", host: str = "") -> list[dict[str, Any]]:
     """Return the roster of ranks that would use these GPUs; the last one has none for this reason."""
     reasons = [*[""] * (len(ids) - 1), missing]
     return [
-        {"rank": rank, "node": node, "host": NAMES[node], "gpu": uuid, "gpu_missing": reason}
+        {"rank": rank, "node": node, "host": host or NAMES[node], "gpu": uuid, "gpu_missing": reason}
         for rank, (uuid, node, reason) in enumerate(zip(ids, nodes, reasons, strict=True))
     ]
 
@@ -194,7 +222,10 @@ def gpus(*ids: str, nodes: Sequence[int], missing: str = "") -> list[dict[str, A
         (gpus("", "", nodes=[0, 1], missing="sees a GPU that fails"), "gloo", "rank 1 on b sees a GPU that fails"),
         # NCCL refuses it: "Duplicate GPU detected"
         (gpus("GPU-1", "GPU-2", "GPU-2", nodes=[0, 1, 1]), "gloo", "ranks 1 and 2 on b would use the same GPU"),
+        (gpus("GPU-1", "GPU-1", nodes=[0, 1], host="a"), "gloo", "ranks 0 and 1 on a would use the same GPU"),
         (gpus("GPU-1", "GPU-1", nodes=[0, 1]), "cpu:gloo,cuda:nccl", ""),
+        (gpus("", "", nodes=[0, 1], missing="was told to use Gloo"), "gloo", ""),
+        (gpus("GPU-1", "", nodes=[0, 1], missing="was told to use Gloo"), "gloo", "rank 1 on b was told to use Gloo"),
         # also where a launcher shows each rank its own GPU alone
         (gpus("GPU-1", "GPU-2", nodes=[0, 0]), "cpu:gloo,cuda:nccl", ""),
     ],
