@@ -31,7 +31,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> list[str]:
-    """Run the same command on every host; return what each wrote, but for the line by which NCCL shows that it is used."""
+    """Run the same command on every host; return what each wrote, without the line that shows NCCL in use."""
     settings = {"NCCL_DEBUG": "VERSION", **(environment or {})}
     started = [host.run(command, env=own_machine(host, **settings), cwd=cwd) for host in hosts]
     for process in started:
