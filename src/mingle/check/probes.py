@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -69,7 +70,8 @@ def has_gpu() -> bool:
 def gpu(local_rank: int) -> tuple[str, str]:
     """Return the UUID of the GPU that a rank uses with NCCL, and why it uses none: both empty where there is none."""
     if not has_gpu():
-        return "", f"has a GPU that torch {torch.__version__} can't use" if _DRIVER.exists() else ""
+        hidden = "sees no GPU beside its NVIDIA driver (CUDA_VISIBLE_DEVICES, or a torch without CUDA)"
+        return "", hidden if _DRIVER.exists() else ""
     try:
         return str(torch.cuda.get_device_properties(_gpu(local_rank)).uuid), ""
     except Exception as error:  # a GPU, or its driver, fails in one of many ways
@@ -259,7 +261,8 @@ class Probes:
         if at.type == "cuda":
             # Neither drops its group before both have all: NCCL resets the connections of one that goes.
             store.set(f"done/{1 - other}", "")
-            store.wait([f"done/{other}"], timedelta(seconds=min(seconds / 4, CONNECT_SECONDS)))
+            with contextlib.suppress(RuntimeError):  # late: the other end has all of it, or says itself that it has not
+                store.wait([f"done/{other}"], timedelta(seconds=min(max(1.0, seconds / 4), CONNECT_SECONDS)))
         return {"rtt": median(trips), "rate": rates[0 if other else 1]}
 
 

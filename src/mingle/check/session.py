@@ -42,6 +42,8 @@ RATE_SECONDS, RATE_GROWTH = 0.3, 3
 spend a short time on waking up."""
 END_SECONDS = 2.0
 """How long rank 0 waits for the others to take the report, and any rank for the end of its process group."""
+GPU_SECONDS = 15.0
+"""How long a GPU's driver has at least: without persistence mode it begins to load with the first process."""
 _KEY = "mingle-check"
 _LATE = "not finished at its deadline"
 _TOLD = "was told to use Gloo"
@@ -207,10 +209,11 @@ def _gpu(job: Job, options: Options) -> tuple[str, str]:
     """Return the rank's GPU, and why it uses none."""
     if options.backend == "gloo":
         return "", _TOLD
+    seconds = max(GPU_SECONDS, options.patience / 2)
     try:
-        gpu: tuple[str, str] = _within(options.patience / 2, lambda: probes.gpu(job.local_rank))
+        gpu: tuple[str, str] = _within(seconds, lambda: probes.gpu(job.local_rank))
     except detached.AbandonedError:
-        return "", "has a GPU whose driver does not answer"
+        return "", f"has a GPU whose driver has not answered in {seconds:g} s"
     return gpu
 
 
@@ -513,11 +516,12 @@ class Conductor:
             if self._device_of_links() != device:
                 self._begin_again(schedule)
                 break
+        device = self._device_of_links()
         for attempt in range(1, CONFIRMATIONS + 1):
             doubtful = {verdicts.undirected(*pair) for pair in verdicts.slow_links(self._seen.rates)}
             for number, pairs in enumerate(schedule, 1):
                 again = [pair for pair in pairs if pair in doubtful]
-                if again:
+                if again and self._device_of_links() == device:
                     self._round(self._links(f"slow pairs, {attempt}: round {number}"), again, attempt)
 
     def _begin_again(self, schedule: Iterable[Sequence[Pair]]) -> None:
@@ -559,7 +563,9 @@ class Conductor:
         for own, peer in ends:
             answer, both = answers[speakers[own]], verdicts.undirected(own, peer)
             if "error" in answer:
-                if answer["error"] != _LATE or both not in self._seen.broken:
+                before = self._seen.broken.get(both)
+                # What one end finds on the path counts before what torch says of it at the other end.
+                if before is None or (before.startswith(verdicts.TORCH_FAILS) and answer["error"] != _LATE):
                     self._seen.broken[both] = f"{verdicts.TORCH_FAILS} ({answer['error']})"
             elif "fault" in (result := answer["result"]):
                 self._seen.broken[both] = result["fault"]

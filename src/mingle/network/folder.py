@@ -223,8 +223,9 @@ class Folder:
         self._listings: dict[str, int] = {}
         """The names of hosts' objects that are listed now, each with the number of the listing in which it came."""
         self._listing = 0
+        self._listed_at = -math.inf
         self._appeared: dict[str, float] = {}
-        """When each object came into this process's listings; what its first one holds has been there before."""
+        """Since when at the earliest each listed object is there: since the last listing without it."""
         self._backlog = False
 
     # --- when ------------------------------------------------------------------------------------------------------
@@ -295,7 +296,7 @@ class Folder:
         except FolderProblem as failure:
             problem = failure  # a process that can only read still finds a host
         entries = folder.list()
-        came = now if self._appeared else -math.inf
+        came, self._listed_at = self._listed_at, now
         self._appeared = {each.name: self._appeared.get(each.name, came) for each in entries}
         self._give_up_earlier({each.name for each in entries})
         try:

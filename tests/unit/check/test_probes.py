@@ -62,7 +62,10 @@ def test_a_gpu_that_this_torch_can_not_use_is_told(
     monkeypatch.setattr(probes, "_DRIVER", device := tmp_path / "nvidiactl")
     if driver:
         device.touch()
-    assert probes.gpu(0) == ("", f"has a GPU that torch {torch.__version__} can't use" if driver else "")
+    assert probes.gpu(0) == (
+        "",
+        "sees no GPU beside its NVIDIA driver (CUDA_VISIBLE_DEVICES, or a torch without CUDA)" if driver else "",
+    )
 
 
 def test_a_gpu_that_fails_is_none_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from mingle.check import control, session
 from mingle.check.session import Options
 from mingle.check.verdicts import Evidence, judge
 from tests.support.bystanders import command_environment, patched_path
-from tests.support.evidence import HELLO, NAMES, PATIENT
+from tests.support.evidence import HELLO, NAMES, PATIENT, healthy
 from tests.support.ports import free_tcp_port, free_udp_port
 
 
@@ -183,6 +183,20 @@ def test_rates_of_nccl_and_gloo_are_not_compared(monkeypatch: pytest.MonkeyPatch
     assert [verdict.kind for verdict in judge(seen)] == ["messages"]
     assert set(seen.rates.values()) == {1e9}
     assert len(seen.rates) == 2 * 6 - 2 * len(seen.broken)
+
+
+@pytest.mark.parametrize("finds", [0, 1])
+@pytest.mark.parametrize("error", ["DistStoreError: timed out", "not finished at its deadline"])
+def test_what_one_end_finds_on_the_path_counts_before_what_torch_says_at_the_other(
+    monkeypatch: pytest.MonkeyPatch, finds: int, error: str
+) -> None:
+    conductor = session.Conductor(None, None, Options(), str)  # type: ignore[arg-type]
+    conductor._seen = healthy(2)
+    conductor._seen.backend = "gloo"
+    answers = {finds: {"result": {"fault": "no TCP connection (timed out)"}}, 1 - finds: {"error": error}}
+    monkeypatch.setattr(conductor, "_ask", lambda *_: answers)
+    conductor._round("links: round 1 of 1", [(0, 1)])
+    assert conductor._seen.broken == {(0, 1): "no TCP connection (timed out)"}
 
 
 def test_an_error_counts_before_those_that_are_only_late() -> None:

@@ -365,6 +365,21 @@ def test_a_host_is_found_whose_own_clock_stamps_its_objects_and_is_behind(first:
     assert not shared.objects.keys() & set(listed), "and it is renewed as ever"
 
 
+def test_old_objects_stay_old_for_a_process_that_has_not_looked_for_long() -> None:
+    """It has a session and loses it: what came meanwhile is as old as the storage says."""
+    shared = Shared()
+    seeker = Process(Client(shared), 2)
+    run(5.0, seeker)
+    seeker.leave()
+    run(1.0, seeker)
+    shared.put(f"h-{NODE}-{member_id(7).hex()}-3", offer_of(member_id(7)))
+    shared.now += LITTER_SECONDS + 60
+    seeker.show()
+    run(5.0, seeker)
+    assert not seeker.found_at
+    assert not [name for name in shared.objects if name.startswith("h-")], "deleted as litter"
+
+
 def test_without_times_objects_are_believed_and_not_deleted() -> None:
     shared = Shared()
     shared.put(f"h-{NODE}-{member_id(7).hex()}-3", offer_of(member_id(7)), age=1e6)
