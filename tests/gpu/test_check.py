@@ -30,7 +30,10 @@ def blamed(report: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
 
 @pytest.mark.parametrize(("backend", "used"), [("nccl", "nccl"), ("auto", "cpu:gloo,cuda:nccl")])
 def test_healthy_hosts_raise_no_alarm(lab: Lab, backend: str, used: str) -> None:
-    for report in outcomes(start(hosts_of(lab, 3), backend=backend)):
+    ranks = start(hosts_of(lab, 3), backend=backend)
+    reports = outcomes(ranks)
+    assert [line for rank in ranks for line in rank.stderr.splitlines() if "ProcessGroupNCCL" in line] == []
+    for report in reports:
         assert verdicts(report) == []
         assert report["backend"] == used
         assert [step["name"] for step in report["steps"] if step["name"].startswith("links by NCCL")]

@@ -32,14 +32,16 @@ GROWTH = 8
 ROUND_TRIPS = 20
 RIGHT_NUMBERS = 1 << 15
 """Per rank: large enough to fill packets of any MTU."""
-NO_WATCHDOG = {
+TORCH_NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_DESYNC_DEBUG": "0",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
 }
-"""Otherwise torch ends the process when a collective of NCCL is late, and with it the search for the fault."""
+"""Otherwise torch ends the process when a collective of NCCL is late, and with it the search for the fault; the last
+one has it warn of each message of a pair."""
 _DRIVER = Path("/dev/nvidiactl")
 WORK_ROUNDS = 2_000_000
 """A piece of work of some tens of milliseconds: longer than the kernel's time slices."""
@@ -99,7 +101,7 @@ class Probes:
     def group(self, *, backend: str, seconds: float) -> None:
         """Make the process group."""
         if "nccl" in backend:
-            os.environ.update(NO_WATCHDOG)
+            os.environ.update(TORCH_NCCL)
             dist.set_debug_level(dist.DebugLevel.OFF)  # DETAIL brings the watchdog back
             self._device("cuda")
         rank, size = self._job.rank, self._job.world_size
@@ -231,6 +233,8 @@ class Probes:
         kind: Any = dist.ProcessGroupNCCL if at.type == "cuda" else dist.ProcessGroupGloo
         store = dist.PrefixStore(f"mingle-check/{key}", self._store)
         group = kind(store, 1 - other, 2, timedelta(seconds=seconds))
+        if at.type == "cuda":
+            group.eager_connect_single_device(at)  # else torch warns, and makes another connection for messages
         least = min(FIRST_BYTES, limit)
         small = torch.zeros(1, dtype=torch.int64, device=at)
         payload = torch.zeros(limit, dtype=torch.uint8, device=at)  # here: its pages cost as much time as a message
@@ -263,6 +267,7 @@ class Probes:
             store.set(f"done/{1 - other}", "")
             with contextlib.suppress(RuntimeError):  # late: the other end has all of it, or says itself that it has not
                 store.wait([f"done/{other}"], timedelta(seconds=min(max(1.0, seconds / 4), CONNECT_SECONDS)))
+            group.shutdown()  # else torch warns of a group that was not destroyed
         return {"rtt": median(trips), "rate": rates[0 if other else 1]}
 
 

@@ -82,7 +82,7 @@ def test_a_gpu_that_fails_is_none_and_says_why(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_torch_does_not_end_the_process_when_nccl_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in probes.NO_WATCHDOG:
+    for name in probes.TORCH_NCCL:
         monkeypatch.setenv(name, "1")  # also where a cluster's profile asks for it
     seen: dict[str, str] = {}
     monkeypatch.setattr(probes.Probes, "_device", lambda *_: None)
@@ -90,5 +90,5 @@ def test_torch_does_not_end_the_process_when_nccl_is_late(monkeypatch: pytest.Mo
     monkeypatch.setattr(probes.dist, "init_process_group", lambda *_, **__: seen.update(os.environ))
     job = SimpleNamespace(rank=0, world_size=2)
     probes.Probes(job, None, []).group(backend="nccl", seconds=1.0)  # type: ignore[arg-type]
-    assert {seen[name] for name in probes.NO_WATCHDOG} == {"0"}
+    assert {seen[name] for name in probes.TORCH_NCCL} == {"0"}
     assert seen["level"] == "OFF"
