@@ -267,7 +267,9 @@ class Probes:
             store.set(f"done/{1 - other}", "")
             with contextlib.suppress(RuntimeError):  # late: the other end has all of it, or says itself that it has not
                 store.wait([f"done/{other}"], timedelta(seconds=min(max(1.0, seconds / 4), CONNECT_SECONDS)))
-            group.shutdown()  # else torch warns of a group that was not destroyed
+            # Else torch warns of a group that was not destroyed. Before 2.9 the method was a private one.
+            shutdown = getattr(group, "shutdown", None) or group._shutdown
+            shutdown()
         return {"rtt": median(trips), "rate": rates[0 if other else 1]}
 
 
