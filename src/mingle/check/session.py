@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from msgspec import Struct, convert, to_builtins
@@ -44,6 +44,7 @@ END_SECONDS = 2.0
 """How long rank 0 waits for the others to take the report, and any rank for the end of its process group."""
 GPU_SECONDS = 15.0
 """How long a GPU's driver has at least: without persistence mode it begins to load with the first process."""
+_T = TypeVar("_T")
 _KEY = "mingle-check"
 _LATE = "not finished at its deadline"
 _TOLD = "was told to use Gloo"
@@ -175,7 +176,7 @@ def _how_store_was_lost(job: Job) -> str:
     return "silent"  # the kernel accepts connections for a process that is stopped
 
 
-def _within(seconds: float, function: Callable[[], Any]) -> Any:
+def _within(seconds: float, function: Callable[[], _T]) -> _T:
     deadline = time.monotonic() + seconds
     return detached.run(function, "check-store", lambda: time.monotonic() > deadline)
 
@@ -211,10 +212,9 @@ def _gpu(job: Job, options: Options) -> tuple[str, str]:
         return "", _TOLD
     seconds = max(GPU_SECONDS, options.patience / 2)
     try:
-        gpu: tuple[str, str] = _within(seconds, lambda: probes.gpu(job.local_rank))
+        return _within(seconds, lambda: probes.gpu(job.local_rank))
     except detached.AbandonedError:
         return "", f"has a GPU whose driver has not answered in {seconds:g} s"
-    return gpu
 
 
 def choose_backend(roster: Sequence[Record]) -> tuple[str, str]:
@@ -510,12 +510,10 @@ class Conductor:
 
     def _pairs(self) -> None:
         schedule = list(verdicts.rounds(len(self._seen.places)))
-        device = self._device_of_links()
-        for number, pairs in enumerate(schedule, 1):
-            self._round(self._links(f"round {number} of {len(schedule)}"), pairs)
-            if self._device_of_links() != device:
-                self._begin_again(schedule)
-                break
+        if not self._rounds(schedule):
+            # NCCL has failed, and its rates can't be compared with Gloo's.
+            self._seen.rates, self._seen.trips = {}, {}
+            self._rounds(schedule)
         device = self._device_of_links()
         for attempt in range(1, CONFIRMATIONS + 1):
             doubtful = {verdicts.undirected(*pair) for pair in verdicts.slow_links(self._seen.rates)}
@@ -524,19 +522,20 @@ class Conductor:
                 if again and self._device_of_links() == device:
                     self._round(self._links(f"slow pairs, {attempt}: round {number}"), again, attempt)
 
-    def _begin_again(self, schedule: Iterable[Sequence[Pair]]) -> None:
-        """Measure all pairs by Gloo but those that are broken: rates of NCCL, which has failed, can't be compared."""
-        self._seen.rates, self._seen.trips = {}, {}
+    def _rounds(self, schedule: Sequence[Sequence[Pair]]) -> bool:
+        """Measure the pairs that are not broken; return False at once when NCCL has failed."""
+        device = self._device_of_links()
         for number, pairs in enumerate(schedule, 1):
             if whole := [pair for pair in pairs if pair not in self._seen.broken]:
-                self._round(self._links(f"round {number}"), whole)
+                self._round(self._links(f"round {number} of {len(schedule)}"), whole)
+            if self._device_of_links() != device:
+                return False
+        return True
 
     def _links(self, step: str) -> str:
         """Return the name of a step that shows links."""
-        if "nccl" not in self._seen.backend:
-            return f"links: {step}"
-        self._seen.links = {"cpu": "Gloo", "cuda": "NCCL"}[self._device_of_links()]
-        return f"links by {self._seen.links}: {step}"
+        by = {"cpu": " by Gloo", "cuda": " by NCCL"}[self._device_of_links()] if "nccl" in self._seen.backend else ""
+        return f"links{by}: {step}"
 
     def _device_of_links(self) -> str:
         """Return whose messages show the links: after a failure of NCCL its kernels can block all others of the GPU."""

@@ -85,8 +85,6 @@ class Evidence(Struct, kw_only=True):
     trips: dict[Pair, float] = field(default_factory=dict)
     """Round trips in seconds."""
     others: dict[Pair, list[Other]] = field(default_factory=dict)
-    links: str = ""
-    """``NCCL`` or ``Gloo``: what carried the last messages of pairs, where NCCL is the backend."""
     same_gpu: Sequence[Sequence[int]] = ()
     """Ranks that NCCL was to connect and that would use the same GPU."""
     work: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -298,7 +296,7 @@ def judge(seen: Evidence) -> list[Verdict]:
     if seen.wrong:
         found.append(_verdict("wrong-result", results="; ".join(seen.wrong)))
     if seen.failed and not found:
-        by = " over Gloo, and NCCL's own ways were not tried after that" if seen.links == "Gloo" else ""
+        by = " over Gloo, and NCCL's own ways were not tried after that" if "nccl" in seen.backend else ""
         found.append(_verdict("collective", failures="; ".join(seen.failed), by=by))
     return found
 
@@ -319,12 +317,12 @@ def _named(seen: Evidence, pairs: Iterable[Pair]) -> str:
     return "; ".join(f"{seen.places[one]} and {seen.places[other]}" for one, other in pairs)
 
 
-def _places(seen: Evidence, pairs: Iterable[Pair]) -> list[CheckedRank]:
+def _places(seen: Evidence, pairs: Iterable[Sequence[int]]) -> list[CheckedRank]:
     return [seen.places[number] for number in sorted({number for pair in pairs for number in pair})]
 
 
 def _shared_gpu(seen: Evidence, ranks: Sequence[int]) -> Verdict:
-    places = [seen.places[number] for number in sorted({seen.place_of[rank] for rank in ranks})]
+    places = _places(seen, [[seen.place_of[rank] for rank in ranks]])
     names = [place.name for place in places]
     told = " and ".join(names) if len(set(names)) > 1 else f"ranks {' and '.join(map(str, ranks))} on {names[0]}"
     return _verdict("gpu-shared", *places, ranks=told)

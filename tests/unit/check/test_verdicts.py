@@ -102,6 +102,16 @@ def test_ranks_of_one_gpu_are_named_with_their_machine() -> None:
     assert verdict.observation == "ranks 1 and 2 on b use the same GPU, which NCCL refuses."
 
 
+@pytest.mark.parametrize(
+    ("backend", "by"), [("gloo", ""), ("nccl", " over Gloo"), ("cpu:gloo,cuda:nccl", " over Gloo")]
+)
+def test_a_collective_that_fails_alone_tells_what_showed_the_pairs(backend: str, by: str) -> None:
+    seen = healthy()
+    seen.backend, seen.failed = backend, ["broadcast: not finished"]
+    (verdict,) = judge(seen)
+    assert verdict.observation.split(",")[0].removesuffix(".").endswith(f"no pair of machines fails alone{by}")
+
+
 def test_each_kind_of_fault_is_tried_and_is_on_the_page() -> None:
     assert {kind for _, expected in FAULTS.values() for kind, _ in expected} == KINDS
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
