@@ -12,7 +12,7 @@ from mingle.errors import ConnectivityError
 from mingle.protocol.election import Elector
 from mingle.protocol.latecomers import Latecomers
 from mingle.protocol.member import LEFT_OUT_SECONDS
-from mingle.protocol.mesh_report import Proof
+from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.network_choice import Choice, NetworkChoice
 from mingle.protocol.participant import TryingPaths
 from tests.lan.agents import TIMEOUT_SECONDS, AgentGathering, AgentProcess

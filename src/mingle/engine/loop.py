@@ -1,7 +1,8 @@
 """The loop: the thread in which a driver runs, from the opening of its sockets to their end.
 
 A rank's `Discovery` and an agent's `Gathering` are loops. A caller waits for a result, and hands the loop functions to
-run (`Loop.call`, `Loop.ask`); it changes nothing of the loop's itself. Four rules keep them apart:
+run (`Loop.call`, `Loop.ask`); what it sets itself, such as that the loop is to end, the loop only reads. Four rules
+keep them apart:
 
 - Python runs signal handlers in the main thread only, so no exception of the application reaches the loop. The loop's
   thread blocks all signals but those of a fault of its own (SIGSEGV, say): the kernel then delivers them to a thread of

@@ -14,7 +14,8 @@ from mingle.protocol import mesh_report
 from mingle.protocol.admission import Admission
 from mingle.protocol.machine import RegistrarPort
 from mingle.protocol.mesh import RUNS_SECONDS
-from mingle.protocol.mesh_report import LeftOut, Proof
+from mingle.protocol.mesh_proof import Proof, apart_from
+from mingle.protocol.mesh_report import LeftOut
 from mingle.protocol.network_choice import Choice, NetworkChoice
 from mingle.protocol.phases import Confirming
 from mingle.protocol.seats import Seated, Seats
@@ -93,7 +94,7 @@ class Confirmation:
         host, count = self._seats.host.member, len(self._seats)
         found = mesh_report.left_out(proof, host)
         if not self._admission.enough(count - len(found)):
-            without_host = mesh_report.left_out(mesh_report.apart_from(proof, host), host)
+            without_host = mesh_report.left_out(apart_from(proof, host), host)
             if self._admission.enough(count - 1 - len(without_host)):
                 return None
         return found

@@ -2,8 +2,8 @@
 
 There are two kinds. An open one takes members, too: with given ranks it is a second rank 0, and if it stays, both
 hosts report a conflict. A sealed session means that the job is already running under this id: see
-:class:`~mingle.protocol.sessions.RunningCheck`. Both kinds count once they are proved over TCP, until their connection
-ends.
+:class:`~mingle.protocol.running_check.RunningCheck`. Both kinds count once they are proved over TCP, until their
+connection ends.
 """
 
 from __future__ import annotations
@@ -16,14 +16,8 @@ from mingle.protocol.connection_race import ConnectionRace, DialTarget, address_
 from mingle.protocol.effects import Effect
 from mingle.protocol.events import ConnectionEvent
 from mingle.protocol.machine import Context, Identity
-from mingle.protocol.sessions import (
-    RUNNING_PATIENCE_SECONDS,
-    KnownSession,
-    RunningCheck,
-    SessionPolicy,
-    SessionTable,
-    remember,
-)
+from mingle.protocol.running_check import RUNNING_PATIENCE_SECONDS, RunningCheck
+from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 

@@ -53,7 +53,8 @@ from mingle.protocol.events import (
 from mingle.protocol.handshake import HandshakeFailed
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
 from mingle.protocol.mesh import greeting
-from mingle.protocol.mesh_report import LeftOut, Proof
+from mingle.protocol.mesh_proof import Proof
+from mingle.protocol.mesh_report import LeftOut
 from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note_name
 from mingle.protocol.pacing import HostAnnouncements
 from mingle.protocol.phases import Committed, Sealing
@@ -582,7 +583,7 @@ class Host:
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if isinstance(self.state, Forming):
-            reason, network = reports.one_line(error.observation), isinstance(error, InterfaceError)
+            reason, network = reports.joined_lines(error.observation), isinstance(error, InterfaceError)
             self._end(reason, conflict=conflict, network=network, failure=error)
 
     def close(self, reason: str, winner: Offer | None = None) -> None:

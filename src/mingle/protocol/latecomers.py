@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from mingle.protocol import mesh_report
+from mingle.protocol import mesh_proof, mesh_report
 from mingle.protocol.admission import Admission
 from mingle.protocol.machine import Mesh, RegistrarPort, roster_digest
-from mingle.protocol.mesh_report import Proof
+from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.phases import Committed
 from mingle.protocol.roster import roster
 from mingle.protocol.seats import Latecomer, Seated, Seats
@@ -88,7 +88,7 @@ class Latecomers:
         known = [each for each in waiting if any(path.host_address == network for path in each.paths)]
         others = {**seats, **{each.member: each for each in known}}
         self._dialed[seat.member] = frozenset(others)
-        proof = mesh_report.begin_for(seat, network, seats.host, others)
+        proof = mesh_proof.begin_for(seat, network, seats.host, others)
         if not proof.targets(seat.member):
             return plain
         self._proofs[seat.member] = proof

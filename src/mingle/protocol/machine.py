@@ -28,7 +28,8 @@ from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
 from mingle.wire.frames import MAX_OWN_ADDRESSES, AnyFrame, Join, Path, Place, ProcessInfo, Purpose, Seat
 
 if TYPE_CHECKING:
-    from mingle.protocol.mesh_report import LeftOut, Proof
+    from mingle.protocol.mesh_proof import Proof
+    from mingle.protocol.mesh_report import LeftOut
 
 Mesh: TypeAlias = Literal["on", "warn", "off"]
 """What a host does with nodes that can't reach each other: end the job, show a warning, or nothing."""

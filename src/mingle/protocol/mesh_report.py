@@ -1,264 +1,25 @@
-"""What the host knows of the mesh of its session, and the error that names the nodes that can't reach each other. Pure.
+"""What is said of a mesh that does not hold: the error that names the nodes that can't reach each other. Pure.
 
-The host picks one process of each node, gives each its targets (:func:`mingle.protocol.mesh.targets_of`), and collects
-what they could not reach. The error names the pattern and not each of the pairs: one node that nobody reaches is one
-line, also among 128 nodes.
+It names the pattern and not each of the pairs: one node that nobody reaches is one line, also among 128 nodes.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 
 from mingle.diagnostics import firewall
 from mingle.errors import FREE_DESCRIPTORS, ConnectivityError, counted
-from mingle.protocol.mesh import NETWORK_SECONDS, sampled, targets_of
-from mingle.protocol.seating import place
-from mingle.protocol.seats import HostSeat, Seated
-from mingle.wire.frames import (
-    MAX_SUSPECTS,
-    MAX_TEXT_CHARACTERS,
-    Blocked,
-    Confirm,
-    Failure,
-    Place,
-    ProcessInfo,
-    Refused,
-    Target,
-    Unreached,
-)
-
-Pair: TypeAlias = tuple[int, int]
-"""The numbers of two nodes: the one that dials, and the one that is dialed."""
+from mingle.protocol.mesh import targets_of
+from mingle.protocol.mesh_proof import Node, Pair, Proof
+from mingle.wire.frames import MAX_TEXT_CHARACTERS, Failure, ProcessInfo, Refused, Unreached
 
 PAIR_LINES = 5
 """The most lines about pairs in an error."""
 _NAMED = 4
 """The most nodes that one line names."""
-
-
-class Node(Struct, frozen=True):
-    """The process that takes part in the mesh for its node."""
-
-    member: bytes
-    who: ProcessInfo
-    interface: str
-    """Its interface on the network."""
-    address: str
-    """Its address there; empty: it can't be dialed, because address translation hides it."""
-    port: int
-    dials: bool = True
-    """Whether it has targets."""
-
-    @property
-    def target(self) -> Target:
-        """It as another node dials it; it has an address."""
-        return Target(member=self.member, address=self.address, port=self.port)
-
-    @property
-    def name(self) -> str:
-        """How an error names it at first."""
-        rank = "" if self.who.rank is None else f"{self.who.unit} {self.who.rank} on "
-        where = " on ".join(each for each in (self.address, self.interface) if each)
-        return f"{rank}host {self.who.hostname or 'unknown'} ({where or self.who.address})"
-
-
-class Proof(Struct):
-    """The proof of the mesh on one network, in one epoch."""
-
-    network: str
-    """The host's address on it."""
-    subnet: str
-    """All addresses of it, as a firewall's rule names them; the host's address, if nothing is known of the others."""
-    nodes: list[Node]
-    seconds: float
-    """How long a target that does not answer is dialed."""
-    last: bool = False
-    """Whether no other network is left."""
-    others: tuple[str, ...] = ()
-    """Other networks on which the mesh does not hold."""
-    failures: dict[Pair, Failure] = field(default_factory=dict)
-    suspects: Mapping[bytes, tuple[Target, ...]] = field(default_factory=dict)
-    """The members that are to find out what is wrong with their machines, each with nodes that may be blocked."""
-    blocked: dict[int, Blocked] = field(default_factory=dict)
-    """What they have found out."""
-    asked: dict[Pair, bool] = field(default_factory=dict)
-    """The connections that go on unanswered, and whether it is known that the process at the other end runs."""
-
-    @property
-    def _numbers(self) -> dict[bytes, int]:
-        return {node.member: number for number, node in enumerate(self.nodes)}
-
-    def _targets(self, number: int) -> list[int]:
-        targets = targets_of(number, len(self.nodes)) if self.nodes[number].dials else []
-        return [each for each in targets if self.nodes[each].address]
-
-    def dialers(self) -> dict[int, set[int]]:
-        """Return who dials each node that is dialed."""
-        dialed_by: dict[int, set[int]] = {}
-        for number in range(len(self.nodes)):
-            for target in self._targets(number):
-                dialed_by.setdefault(target, set()).add(number)
-        return dialed_by
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether any node is to be dialed."""
-        return any(self._targets(number) for number in range(len(self.nodes)))
-
-    @property
-    def sampled(self) -> bool:
-        """Whether there are too many nodes to prove every pair."""
-        return sampled(len(self.nodes))
-
-    def targets(self, member: bytes) -> tuple[Target, ...]:
-        """Return what a member has to dial: nothing, if another process does it for its node."""
-        number = self._numbers.get(member)
-        return () if number is None else tuple(self.nodes[each].target for each in self._targets(number))
-
-    def asked_of(self, member: bytes, confirm: Confirm) -> Confirm:
-        """Return CONFIRM with what this proof asks of a member.
-
-        Args:
-            member: to which it goes.
-            confirm: the frame without the proof.
-        """
-        return structs.replace(
-            confirm,
-            network=self.network,
-            targets=self.targets(member),
-            seconds=self.seconds,
-            suspects=self.suspects.get(member, ()),
-        )
-
-    def add(self, member: bytes, failures: Iterable[Failure], blocked: Blocked | None = None) -> None:
-        """Take note of what a member could not reach, and of what it has found out about its machine."""
-        numbers = self._numbers
-        number = numbers.get(member)
-        for failure in failures:
-            target = numbers.get(failure.member)
-            if number is not None and target is not None and number != target:
-                self.failures[number, target] = failure
-        asked = {target.address for target in self.suspects.get(member, ())}
-        if number is not None and blocked is not None and blocked.address in asked:
-            self.blocked[number] = blocked
-        if number is not None:
-            self.asked = {pair: runs for pair, runs in self.asked.items() if pair[0] != number}
-
-    # --- processes that do not answer ------------------------------------------------------------------------------
-
-    def ask(self, member: bytes, target: bytes) -> bool:
-        """Take note that a member gets no answer from a target; return whether the target is to be asked now."""
-        numbers = self._numbers
-        one, other = numbers.get(member), numbers.get(target)
-        if one is None or other is None or other not in self._targets(one):
-            return False
-        under_way = any(number == other and not runs for (_, number), runs in self.asked.items())
-        self.asked[one, other] = False
-        return not under_way
-
-    def runs(self, target: bytes) -> list[bytes]:
-        """Take note that a target runs; return the members that have asked."""
-        other = self._numbers.get(target)
-        asking = [pair for pair, runs in self.asked.items() if pair[1] == other and not runs]
-        self.asked.update(dict.fromkeys(asking, True))
-        return [self.nodes[one].member for one, _ in asking]
-
-    def silent(self) -> set[bytes]:
-        """Return the members of whose processes it is not known that they run, though others wait for them."""
-        return {self.nodes[other].member for (_, other), runs in self.asked.items() if not runs}
-
-    def wait_for_others(self) -> set[bytes]:
-        """Return the members that have not confirmed because a target does not answer them."""
-        return {self.nodes[one].member for one, _ in self.asked}
-
-    def unanswered(self) -> str:
-        """Say which processes do not answer on a connection that they, or other programs, have accepted."""
-        stopped = sorted({other for (_, other), runs in self.asked.items() if not runs})
-        lines = [
-            f"{self.nodes[other].name}, pid {self.nodes[other].who.pid}, accepts connections and does not answer: "
-            "it is stopped or hangs"
-            for other in stopped
-        ]
-        lines += [
-            f"{self.nodes[other].name} runs, but what accepts connections of {self.nodes[one].name} at its TCP port "
-            f"{self.nodes[other].port} does not answer: another program"
-            for (one, other), runs in sorted(self.asked.items())
-            if runs
-        ]
-        more = [f"{len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
-        return "; ".join([*lines[:_NAMED], *more])[:MAX_TEXT_CHARACTERS]
-
-
-def begin(
-    network: str, host: HostSeat, seats: Mapping[bytes, Seated], places: Sequence[Place], *, seconds: float, last: bool
-) -> Proof:
-    """Return the proof of the mesh on a network, with one process of each node.
-
-    Args:
-        network: the host's address on it.
-        host: the host's own seat.
-        seats: all members.
-        places: the place of each of them, in the same order.
-        seconds: how long a target that does not answer is dialed.
-        last: whether no other network is left.
-    """
-    nodes: dict[int, Node] = {}
-    for seat, where in sorted(zip(seats.values(), places, strict=True), key=lambda each: each[1].rank):
-        if where.node_rank not in nodes and seat.applicant.mesh_port:
-            nodes[where.node_rank] = _node(seat, network, host if seat.member == host.member else None)
-    length = host.prefix_lengths.get(network)
-    subnet = str(ipaddress.ip_network(f"{network}/{length}", strict=False)) if length else network
-    return Proof(network, subnet, list(nodes.values()), seconds, last)
-
-
-def begin_for(newcomer: Seated, network: str, host: HostSeat, seats: Mapping[bytes, Seated]) -> Proof:
-    """Return the proof of a newcomer to a running session: it dials the members, and they do not dial it.
-
-    Args:
-        newcomer: the member to be.
-        network: the host's address on the network of the job.
-        host: the host's own seat.
-        seats: all members, and other newcomers.
-    """
-    everyone = [*(seat for seat in seats.values() if seat.member != newcomer.member), newcomer]
-    places = place([structs.replace(seat.applicant, paths=seat.paths) for seat in everyone], len(everyone))
-    own = places[-1].node_rank
-    # Another process of its node can be one that was killed and still counts: the newcomer dials for the node.
-    elsewhere = [(seat, where) for seat, where in zip(everyone, places, strict=True) if where.node_rank != own]
-    involved = {seat.member: seat for seat, _ in elsewhere} | {newcomer.member: newcomer}
-    places = [*(where for _, where in elsewhere), places[-1]]
-    proof = begin(network, host, involved, places, seconds=NETWORK_SECONDS, last=True)
-    nodes = [structs.replace(node, dials=node.member == newcomer.member) for node in proof.nodes]
-    return structs.replace(proof, nodes=nodes)
-
-
-def _node(seat: Seated, network: str, host: HostSeat | None) -> Node:
-    """Return the node of a member.
-
-    Args:
-        seat: of the member.
-        network: the host's address on the network.
-        host: the host's own seat, if the member is the host.
-    """
-    applicant, dials = seat.applicant, True
-    path = next((each for each in seat.paths if each.host_address == network), None)
-    address, interface = ("", "") if path is None else (path.local_address, path.interface)
-    if host is not None:
-        # The members have reached it there. An address that is only advertised belongs to a router that translates: it
-        # leads to the host, and the address by which the host dials is unknown.
-        address, dials = network, host.prefix_lengths.get(network) != 0
-    elif applicant.who.address not in {*(each.local_address for each in applicant.paths), *applicant.addresses}:
-        address = ""  # the connection on which it joined came from another machine's address
-    who = structs.replace(applicant.who, rank=applicant.rank)
-    return Node(seat.member, who, interface, address, applicant.mesh_port, dials)
-
-
-# --- the error -----------------------------------------------------------------------------------------------------
 
 
 class _Text:
@@ -357,7 +118,7 @@ class _Text:
         for number, node in enumerate(self.nodes):
             if max(misses[number], missed[number]) < 2:
                 continue
-            dialers, targets = self.dialed_by.get(number, set()), set(self.proof._targets(number))
+            dialers, targets = self.dialed_by.get(number, set()), set(self.proof.targets_of_node(number))
             into = [(each, number) for each in sorted(dialers)]
             out = [(number, each) for each in sorted(targets)]
             deaf = len(into) > 1 and all(pair in self.pairs for pair in into)
@@ -409,7 +170,7 @@ class _Text:
                 how = first if first.split("port")[0] == second.split("port")[0] else f"{first}; back: {second}"
                 found.append(f"{here} and {there} do not reach each other: {how}")
                 del rest[other, one]
-            elif other in self.dialed_by and one in self.proof._targets(other):
+            elif other in self.dialed_by and one in self.proof.targets_of_node(other):
                 found.append(f"{here} does not reach {there}: {first}; the other way works")
             else:
                 found.append(f"{here} does not reach {there}: {first}")
@@ -497,22 +258,6 @@ class _Text:
         return None
 
 
-def suspects(proof: Proof) -> dict[bytes, tuple[Target, ...]]:
-    """Return the members at whose nodes the most connections have failed, each with nodes at the other end."""
-    apart: dict[int, list[int]] = {}
-    for one, other in sorted(proof.failures):
-        apart.setdefault(one, []).append(other)
-        apart.setdefault(other, []).append(one)
-    most = sorted(apart, key=lambda number: (-len(apart[number]), number))[:MAX_SUSPECTS]
-    nodes = proof.nodes
-    return {
-        nodes[number].member: tuple(
-            nodes[other].target for other in list(dict.fromkeys(apart[number]))[:MAX_SUSPECTS] if nodes[other].address
-        )
-        for number in most
-    }
-
-
 def describe(proof: Proof) -> tuple[str, list[str]]:
     """Return a heading, and the patterns of what fails, one a line."""
     text, total = _Text(proof), len(proof.nodes)
@@ -595,14 +340,6 @@ def left_out(proof: Proof, host: bytes) -> list[LeftOut]:
     return [without(proof, proof.nodes[number].member, dialed_by) for number in numbers]
 
 
-def apart_from(proof: Proof, member: bytes) -> Proof:
-    """Return the proof without the connections from and to one node."""
-    number = next((number for number, node in enumerate(proof.nodes) if node.member == member), -1)
-    return structs.replace(
-        proof, failures={pair: failure for pair, failure in proof.failures.items() if number not in pair}
-    )
-
-
 def without(proof: Proof, member: bytes, dialed_by: Mapping[int, set[int]] | None = None) -> LeftOut:
     """Return why a node gets no seat.
 
@@ -615,6 +352,24 @@ def without(proof: Proof, member: bytes, dialed_by: Mapping[int, set[int]] | Non
     failures = {pair: failure for pair, failure in proof.failures.items() if number in pair}
     text = _Text(structs.replace(proof, failures=failures), dialed_by)
     return LeftOut(proof.nodes[number], "; ".join(map(_cut, text.lines())), *text.cause())
+
+
+def unanswered(proof: Proof) -> str:
+    """Say which processes do not answer on a connection that they, or other programs, have accepted."""
+    stopped = sorted({other for (_, other), runs in proof.asked.items() if not runs})
+    lines = [
+        f"{proof.nodes[other].name}, pid {proof.nodes[other].who.pid}, accepts connections and does not answer: "
+        "it is stopped or hangs"
+        for other in stopped
+    ]
+    lines += [
+        f"{proof.nodes[other].name} runs, but what accepts connections of {proof.nodes[one].name} at its TCP port "
+        f"{proof.nodes[other].port} does not answer: another program"
+        for (one, other), runs in sorted(proof.asked.items())
+        if runs
+    ]
+    more = [f"{len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
+    return "; ".join([*lines[:_NAMED], *more])[:MAX_TEXT_CHARACTERS]
 
 
 def sample(proof: Proof) -> str:

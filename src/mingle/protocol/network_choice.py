@@ -15,9 +15,9 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
-from mingle.protocol import mesh, mesh_report
+from mingle.protocol import mesh, mesh_proof
 from mingle.protocol.machine import Mesh
-from mingle.protocol.mesh_report import Proof
+from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.seating import common_address, place
 from mingle.protocol.seats import Seats
 
@@ -95,9 +95,9 @@ class NetworkChoice:
         seconds = min(seconds, max(LEAST_SECONDS, (self._deadline - now) / 3))
         applicants = [msgspec.structs.replace(seat.applicant, paths=seat.paths) for seat in seats.values()]
         places = place(applicants, seats.size)
-        proof = mesh_report.begin(network, seats.host, seats, places, seconds=seconds, last=last)
+        proof = mesh_proof.begin(network, seats.host, seats, places, seconds=seconds, last=last)
         if last:
-            proof.suspects = mesh_report.suspects(self._broken[network])
+            proof.suspects = mesh_proof.suspects(self._broken[network])
         return proof if proof.is_needed else None
 
     def choose(self, proof: Proof | None, now: float) -> Choice:

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeAlias
 
 from msgspec import Struct, field
 
-from mingle.protocol.mesh_report import Proof
+from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.states import Transitions
 from mingle.wire import frames
 

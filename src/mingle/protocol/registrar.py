@@ -35,7 +35,7 @@ from mingle.protocol.confirmation import CONFIRM_AGAIN_SECONDS, Confirmation
 from mingle.protocol.latecomers import Latecomers
 from mingle.protocol.machine import Mesh, RegistrarPort, roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
-from mingle.protocol.mesh_report import Proof
+from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
 from mingle.protocol.phases import (
     HELD,
@@ -130,7 +130,7 @@ class Registrar:
             present=tuple(str(who)[:REMEMBERED_TEXT] for who in agents),
             lacks=self.admission.lacks(),
             hosts="" if seats.is_full else hosts(seats),
-            unanswered="" if proof is None else proof.unanswered(),
+            unanswered="" if proof is None else mesh_report.unanswered(proof),
         )
 
     def roster(self) -> list[frames.Seat]:

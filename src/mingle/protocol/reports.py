@@ -516,7 +516,7 @@ def waiting(
 
 def brief(cause: Cause) -> str:
     """Return a cause on one line, with its fix if that is short."""
-    what, fix = one_line(cause[0]), one_line(cause[1]).removesuffix(".")
+    what, fix = joined_lines(cause[0]), joined_lines(cause[1]).removesuffix(".")
     return f"{what}; fix: {fix}" if len(fix) <= _SHORT_FIX else what
 
 
@@ -630,7 +630,7 @@ def two_hosts(identity: Identity, others: Sequence[ProcessInfo]) -> MingleError:
     )
 
 
-def one_line(text: str) -> str:
+def joined_lines(text: str) -> str:
     """Return an observation as sent to the members, which accept no line breaks."""
     return "; ".join(line.strip() for line in text.split("\n")).replace(":; ", ": ")
 

@@ -2,7 +2,7 @@
 
 A datagram that names a session is a hint. The search races for the session (:mod:`mingle.protocol.connection_race`):
 to *join* it, or only to *probe* it, where it is said to be sealed and could be running without this process
-(:class:`~mingle.protocol.sessions.RunningCheck`). The member joins the first session that proves itself.
+(:class:`~mingle.protocol.running_check.RunningCheck`). The member joins the first session that proves itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ from mingle.protocol.events import BytesReceived, ConnectionEvent, Disconnected,
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.observations import Diagnostics, note, note_name
 from mingle.protocol.pacing import DiscoveryClient
-from mingle.protocol.sessions import (
-    RUNNING_PATIENCE_SECONDS,
-    KnownSession,
-    RunningCheck,
-    SessionPolicy,
-    SessionTable,
-    remember,
-)
+from mingle.protocol.running_check import RUNNING_PATIENCE_SECONDS, RunningCheck
+from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from mingle.protocol.admission import Admission
 from mingle.protocol.latecomers import ADMITTED_SECONDS, Latecomers
@@ -332,6 +333,16 @@ def test_latecomer_dials_a_member_that_had_no_path_when_it_was_asked(confirmed: 
     running.ask()
     assert "E" in running.targets("D")
     running.admit("D")
+
+
+@pytest.mark.parametrize(("where", "asked"), [("B", "ACD"), ("A", "ABC")])
+def test_the_last_process_to_come_stands_for_its_machine_unless_the_host_does(where: str, asked: str) -> None:
+    """The one before it was killed and still counts: to have reached that one says nothing of this one."""
+    running = Running()
+    seat = Seated(member("D"), ord("D"), structs.replace(join("D"), node=where), paths("D", STORE))
+    running.late.add(seat, 0.0)
+    running.join("E")
+    assert "".join(sorted(running.targets("E"))) == asked
 
 
 def test_pair_of_latecomers_is_dialed_by_one_of_them() -> None:

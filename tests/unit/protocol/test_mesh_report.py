@@ -12,28 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mingle.errors import ConnectivityError
-from mingle.protocol import mesh_report
-from mingle.protocol.mesh_report import Node, Pair, Proof, begin, cause_of, describe
-from mingle.protocol.seating import place
-from mingle.protocol.seats import HostSeat, Seated, Seats
-from mingle.wire.frames import Blocked, Failure, FirewallManager, Join, Path, ProcessInfo, Unreached
+from mingle.protocol import mesh_proof, mesh_report
+from mingle.protocol.mesh_proof import Pair, Proof
+from mingle.protocol.mesh_report import cause_of, describe
+from mingle.wire.frames import Blocked, FirewallManager, Unreached
+from tests.support.mesh_proofs import member, proof
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None, max_examples=100)
-
-
-def member(number: int) -> bytes:
-    return number.to_bytes(16, "big")
-
-
-def proof(size: int, pairs: Iterable[Pair], how: Unreached = "no answer", *, detail: str = "") -> Proof:
-    nodes = [
-        Node(member(n), ProcessInfo(hostname=f"w{n}", pid=n, rank=n), "eth0", f"10.0.{n >> 8}.{n & 255}", 4000 + n)
-        for n in range(size)
-    ]
-    made = Proof("10.0.0.0", "10.0.0.0/16", nodes, 6.0, last=True)
-    for one, other in pairs:
-        made.add(member(one), [Failure(member=member(other), how=how, detail=detail)])
-    return made
 
 
 def both(*pairs: Pair) -> list[Pair]:
@@ -181,7 +166,7 @@ def blocked(
 
 def inspected(made: Proof, finder: int, found: Blocked) -> tuple[str, str]:
     """Return cause and fix, once a machine has looked at itself."""
-    made.suspects = mesh_report.suspects(made)
+    made.suspects = mesh_proof.suspects(made)
     made.add(member(finder), (), found)
     return cause_of(made)
 
@@ -234,22 +219,6 @@ def test_rule_that_does_not_explain_the_failure_is_no_cause(how: Unreached, find
     assert "its own firewall" not in inspected(proof(4, [(1, 3)], how), finder, found)[0]
 
 
-def suspects(size: int, pairs: Iterable[Pair]) -> dict[int, list[int]]:
-    def number(name: bytes) -> int:
-        return int.from_bytes(name, "big")
-
-    found = mesh_report.suspects(proof(size, pairs))
-    return {number(one): [number(each.member) for each in others] for one, others in found.items()}
-
-
-def test_both_nodes_of_a_pair_look_at_themselves() -> None:
-    assert suspects(128, [(1, 3)]) == {1: [3], 3: [1]}
-
-
-def test_node_that_nobody_reaches_and_three_others_look_at_themselves() -> None:
-    assert suspects(128, [(n, 9) for n in range(128) if n != 9]) == {9: [0, 1, 2, 3], 0: [9], 1: [9], 2: [9]}
-
-
 def test_networks_that_fail_as_well_are_named() -> None:
     made = proof(4, [(1, 3)])
     made.others = ("192.168.0.1",)
@@ -275,73 +244,3 @@ def test_each_failure_is_told_and_nothing_else_in_ten_lines(data: st.DataObject)
     named = {number for number in range(size) if any(f"w{number}{end}" in text for end in " ,|:)`;\n")}
     at_fault = {number for pair in pairs for number in pair}
     assert named <= at_fault
-
-
-# --- who takes part ---------------------------------------------------------------------------------------------------
-
-
-def applicant(number: int, *, seen: str = "", node: str = "", port: int = 4000, local: str = "") -> Join:
-    address = local or f"10.0.0.{number + 1}"
-    return Join(
-        world_size=4,
-        rank=number,
-        node=node or f"node{number}",
-        who=ProcessInfo(hostname=f"w{number}", pid=number, address=seen or address),
-        paths=(Path(host_address="10.0.0.1", local_address=address, interface="eth0"),),
-        mesh_port=port,
-    )
-
-
-def begun(*applicants: Join, length: int = 24) -> Proof:
-    host = HostSeat(member=member(0), applicant=applicants[0], prefix_lengths={"10.0.0.1": length})
-    seats = Seats(host, 4)
-    for number, each in enumerate(applicants[1:], start=1):
-        seats.take(Seated(member(number), number, each, each.paths))
-    return begin("10.0.0.1", host, seats, place(applicants, 4), seconds=6.0, last=False)
-
-
-def addresses(made: Proof, number: int) -> list[str]:
-    return [each.address for each in made.targets(member(number))]
-
-
-def test_each_node_dials_the_others_on_the_network_that_was_chosen() -> None:
-    made = begun(*map(applicant, range(4)))
-    assert addresses(made, 0) == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
-    assert addresses(made, 3) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
-    assert made.subnet == "10.0.0.0/24"
-
-
-def test_one_process_of_each_node_takes_part() -> None:
-    made = begun(applicant(0, node="a"), applicant(1, node="a", local="10.0.0.1"), applicant(2), applicant(3))
-    assert addresses(made, 0) == ["10.0.0.3", "10.0.0.4"]
-    assert not addresses(made, 1)
-
-
-def test_member_that_takes_no_part_is_left_out() -> None:
-    made = begun(applicant(0), applicant(1), applicant(2, port=0), applicant(3))
-    assert addresses(made, 1) == ["10.0.0.4", "10.0.0.1"]
-    assert not addresses(made, 2)
-
-
-def test_member_behind_address_translation_dials_and_is_not_dialed() -> None:
-    made = begun(applicant(0), applicant(1), applicant(2, seen="203.0.113.7"), applicant(3))
-    assert addresses(made, 2) == ["10.0.0.4", "10.0.0.1", "10.0.0.2"]
-    assert all("10.0.0.3" not in addresses(made, each) for each in (0, 1, 3))
-
-
-def test_host_on_an_address_that_it_only_advertises_dials_nobody() -> None:
-    made = begun(*map(applicant, range(4)), length=0)
-    assert not addresses(made, 0)
-    assert "10.0.0.1" in addresses(made, 1)
-
-
-def test_job_on_one_node_has_nothing_to_prove() -> None:
-    assert not begun(*(applicant(each, node="a", local="10.0.0.1") for each in range(4))).is_needed
-    assert begun(*map(applicant, range(4))).is_needed
-
-
-def test_failures_that_name_no_node_are_ignored() -> None:
-    made = begun(*map(applicant, range(4)))
-    made.add(member(9), [Failure(member=member(1), how="refused")])
-    made.add(member(1), [Failure(member=member(9), how="refused"), Failure(member=member(1), how="refused")])
-    assert not made.failures

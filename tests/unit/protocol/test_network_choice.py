@@ -9,7 +9,7 @@ from msgspec import structs
 
 from mingle.protocol import mesh
 from mingle.protocol.machine import Mesh
-from mingle.protocol.mesh_report import Proof
+from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.network_choice import (
     LEAST_SECONDS,
     MOST_MOVES,

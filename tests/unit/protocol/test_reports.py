@@ -245,7 +245,6 @@ def test_the_other_conflicts() -> None:
 
 def test_an_observation_goes_to_the_members_on_one_line() -> None:
     text = "job 'j': no address was reached by every rank:\n  rank 1: eth0\n  rank 2: eth1\n    and eth2"
-    assert (
-        reports.one_line(text) == "job 'j': no address was reached by every rank: rank 1: eth0; rank 2: eth1; and eth2"
-    )
-    assert reports.one_line("one") == "one"
+    joined = "job 'j': no address was reached by every rank: rank 1: eth0; rank 2: eth1; and eth2"
+    assert reports.joined_lines(text) == joined
+    assert reports.joined_lines("one") == "one"

@@ -16,12 +16,12 @@ from mingle.protocol.events import BytesReceived, Connected, Disconnected, Sourc
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context
 from mingle.protocol.observations import Diagnostics
+from mingle.protocol.running_check import RUNNING_NOTICE_SECONDS
 from mingle.protocol.search import Search
 from mingle.protocol.sessions import (
     REMEMBERED_BY_SENDER,
     REMEMBERED_SESSIONS,
     RETRY_SECONDS,
-    RUNNING_NOTICE_SECONDS,
     KnownSession,
 )
 from mingle.wire import frames

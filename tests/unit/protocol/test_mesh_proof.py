@@ -1,0 +1,98 @@
+"""The proof of a mesh: who takes part and dials whom, and who has to look at its own machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mingle.protocol import mesh_proof
+from mingle.protocol.mesh_proof import Pair, Proof, begin
+from mingle.protocol.seating import place
+from mingle.protocol.seats import HostSeat, Seated, Seats
+from mingle.wire.frames import Failure, Join, Path, ProcessInfo
+from tests.support.mesh_proofs import member, proof
+
+
+def applicant(number: int, *, seen: str = "", node: str = "", port: int = 4000, local: str = "") -> Join:
+    address = local or f"10.0.0.{number + 1}"
+    return Join(
+        world_size=4,
+        rank=number,
+        node=node or f"node{number}",
+        who=ProcessInfo(hostname=f"w{number}", pid=number, address=seen or address),
+        paths=(Path(host_address="10.0.0.1", local_address=address, interface="eth0"),),
+        mesh_port=port,
+    )
+
+
+def begun(*applicants: Join, length: int = 24) -> Proof:
+    host = HostSeat(member=member(0), applicant=applicants[0], prefix_lengths={"10.0.0.1": length})
+    seats = Seats(host, 4)
+    for number, each in enumerate(applicants[1:], start=1):
+        seats.take(Seated(member(number), number, each, each.paths))
+    return begin("10.0.0.1", host, seats, place(applicants, 4), seconds=6.0, last=False)
+
+
+def addresses(made: Proof, number: int) -> list[str]:
+    return [each.address for each in made.targets(member(number))]
+
+
+def test_each_node_dials_the_others_on_the_network_that_was_chosen() -> None:
+    made = begun(*map(applicant, range(4)))
+    assert addresses(made, 0) == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
+    assert addresses(made, 3) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    assert made.subnet == "10.0.0.0/24"
+
+
+def test_one_process_of_each_node_takes_part() -> None:
+    made = begun(applicant(0, node="a"), applicant(1, node="a", local="10.0.0.1"), applicant(2), applicant(3))
+    assert addresses(made, 0) == ["10.0.0.3", "10.0.0.4"]
+    assert not addresses(made, 1)
+
+
+def test_member_that_takes_no_part_is_left_out() -> None:
+    made = begun(applicant(0), applicant(1), applicant(2, port=0), applicant(3))
+    assert addresses(made, 1) == ["10.0.0.4", "10.0.0.1"]
+    assert not addresses(made, 2)
+
+
+def test_member_behind_address_translation_dials_and_is_not_dialed() -> None:
+    made = begun(applicant(0), applicant(1), applicant(2, seen="203.0.113.7"), applicant(3))
+    assert addresses(made, 2) == ["10.0.0.4", "10.0.0.1", "10.0.0.2"]
+    assert all("10.0.0.3" not in addresses(made, each) for each in (0, 1, 3))
+
+
+def test_host_on_an_address_that_it_only_advertises_dials_nobody() -> None:
+    made = begun(*map(applicant, range(4)), length=0)
+    assert not addresses(made, 0)
+    assert "10.0.0.1" in addresses(made, 1)
+
+
+def test_job_on_one_node_has_nothing_to_prove() -> None:
+    assert not begun(*(applicant(each, node="a", local="10.0.0.1") for each in range(4))).is_needed
+    assert begun(*map(applicant, range(4))).is_needed
+
+
+def test_failures_that_name_no_node_are_ignored() -> None:
+    made = begun(*map(applicant, range(4)))
+    made.add(member(9), [Failure(member=member(1), how="refused")])
+    made.add(member(1), [Failure(member=member(9), how="refused"), Failure(member=member(1), how="refused")])
+    assert not made.failures
+
+
+# --- who looks at itself ----------------------------------------------------------------------------------------------
+
+
+def suspects(size: int, pairs: Iterable[Pair]) -> dict[int, list[int]]:
+    def number(name: bytes) -> int:
+        return int.from_bytes(name, "big")
+
+    found = mesh_proof.suspects(proof(size, pairs))
+    return {number(one): [number(each.member) for each in others] for one, others in found.items()}
+
+
+def test_both_nodes_of_a_pair_look_at_themselves() -> None:
+    assert suspects(128, [(1, 3)]) == {1: [3], 3: [1]}
+
+
+def test_node_that_nobody_reaches_and_three_others_look_at_themselves() -> None:
+    assert suspects(128, [(n, 9) for n in range(128) if n != 9]) == {9: [0, 1, 2, 3], 0: [9], 1: [9], 2: [9]}
