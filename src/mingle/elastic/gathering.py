@@ -199,6 +199,7 @@ class Gathering(Loop):
                     raise
                 except BaseException:
                     self._closed = self._stopping = True
+                    folders.close(self._storages)  # the loop may never have opened them
                     raise
 
     def _begin(self) -> None:

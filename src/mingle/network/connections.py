@@ -41,7 +41,7 @@ CLOSED_BY_PEER = "the other side closed it"
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 ACCEPTED_AT_ONCE = 32
 STARVED_SECONDS = 0.1
-"""How long a listener pauses when no descriptor is free for accept(2)."""
+"""How long a listener pauses when no descriptor or no memory is free for accept(2)."""
 DUPLICATE_CHECK_SECONDS = 3.0
 """The longest wait for an IPv6 address: its check takes up to two seconds (RFC 4862, section 5.1 and 5.4.2)."""
 _READY_AGAIN_SECONDS = 0.05
@@ -107,7 +107,7 @@ class Connections:
         """A spare descriptor, for a caller that arrives when no other descriptor is free."""
         self._keep_spare()
         self._deaf: list[socket.socket] = []
-        """Listeners that are not polled, because accept(2) had no free descriptor."""
+        """Listeners that are not polled, because accept(2) had no free descriptor, or no memory."""
         self.port = 0
         """The control port, once :meth:`listen` has found one."""
 
@@ -199,7 +199,7 @@ class Connections:
 
     @property
     def starved(self) -> bool:
-        """Whether callers wait for a free descriptor: see `listen_again`."""
+        """Whether callers wait for a free descriptor, or for memory: see `listen_again`."""
         return bool(self._deaf)
 
     def listen_again(self) -> None:
@@ -207,7 +207,10 @@ class Connections:
         self._keep_spare()
         deaf, self._deaf = self._deaf, []
         for listener in deaf:
-            self._wait_for_callers(listener)
+            try:
+                self._wait_for_callers(listener)
+            except OSError:  # it takes no more (ENOSPC, ENOMEM)
+                self._deaf.append(listener)
 
     def stop_listening(self) -> None:
         """Close all listeners; connections stay."""
@@ -341,6 +344,8 @@ class Connections:
                     continue
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._turn_away(listener)
+                elif error.errno in (errno.ENOBUFS, errno.ENOMEM):
+                    self._pause(listener)
                 return
             forksafe.register(sock)
             connection = _Connection(self._new_id(), sock, selectors.EVENT_READ)
@@ -363,9 +368,13 @@ class Connections:
             listener.accept()[0].close()
         except OSError as error:  # another thread took the spare one
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._selector.unregister(listener)
-                self._deaf.append(listener)
+                self._pause(listener)
         self._keep_spare()
+
+    def _pause(self, listener: socket.socket) -> None:
+        """Stop polling a listener for a moment: its caller stays in the queue, and the loop would spin."""
+        self._selector.unregister(listener)
+        self._deaf.append(listener)
 
     def _keep_spare(self) -> None:
         if self._spare < 0:

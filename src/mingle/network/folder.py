@@ -311,7 +311,7 @@ class Folder:
         return Report(
             found=found,
             listed=any(each.name.startswith(self._name_of(sign)) for each in entries),
-            lower=any(self._is_lower(each, sign, present) for each in entries),
+            lower=any(self._is_lower(name, age, sign) for name, age in ages.items()),
             problem=problem,
         )
 
@@ -397,10 +397,10 @@ class Folder:
             with contextlib.suppress(FolderProblem):
                 folder.delete(name)
 
-    def _is_lower(self, entry: Entry, sign: Sign, present: float | None) -> bool:
-        parsed = _NAME.fullmatch(entry.name)
-        is_sign = parsed is not None and parsed[1] == "s" and parsed[3] < sign.member.hex()
-        return is_sign and _age(entry, present) < LIVE_SECONDS
+    @staticmethod
+    def _is_lower(name: str, age: float, sign: Sign) -> bool:
+        parsed = _NAME.fullmatch(name)
+        return parsed is not None and parsed[1] == "s" and parsed[3] < sign.member.hex() and age < LIVE_SECONDS
 
 
 class Survey:

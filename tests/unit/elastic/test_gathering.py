@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -309,10 +310,14 @@ def test_an_interrupt_while_the_thread_is_started_leaves_nothing_behind(
         raise KeyboardInterrupt
 
     alone = job.agent(1, 1)
+    closed: list[str] = []
+    storages = {"dir:/shared": SimpleNamespace(close=lambda: closed.append("dir:/shared"))}
     with monkeypatch.context() as patched:
+        patched.setattr(agents.folders, "storages", lambda *_: storages)
         patched.setattr(threading.Thread, "start", interrupt)
         with pytest.raises(KeyboardInterrupt):
             alone.gather()
+    assert closed == ["dir:/shared"]
     with pytest.raises(MingleError, match="this agent has closed its part"):
         alone.gather()
     alone.close("the test is over")

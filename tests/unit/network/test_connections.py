@@ -642,6 +642,32 @@ def test_out_of_descriptors_a_caller_is_turned_away() -> None:
             connections.close()
 
 
+@pytest.mark.parametrize("problem", [errno.ENOBUFS, errno.ENOMEM])
+def test_out_of_memory_a_caller_waits_and_the_loop_rests(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, problem: int
+) -> None:
+    """The caller stays in the queue, so the listener would be readable for ever."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(problem, os.strerror(problem))
+
+    loop.connections.listen([("127.0.0.1", LO.index)])
+    with monkeypatch.context() as broken, socket.create_connection(("127.0.0.1", loop.connections.port)):
+        broken.setattr(socket.socket, "accept", refuse)
+        ((key, mask),) = loop.selector.select(10.0)
+        assert key.data(mask) == []
+        assert loop.connections.starved
+        assert loop.selector.select(0) == []
+        broken.setattr(loop.selector, "register", refuse)
+        loop.connections.listen_again()
+        assert loop.connections.starved, "epoll needs memory as well"
+        broken.undo()
+        loop.connections.listen_again()
+        ((key, mask),) = loop.selector.select(10.0)
+        (event,) = key.data(mask)
+        assert isinstance(event, SocketAccepted)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this option")
 def test_a_connection_that_is_kept_open_outlasts_an_outage_and_the_memory_of_firewalls() -> None:
     with socket.socket() as sock:

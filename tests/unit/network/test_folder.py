@@ -365,6 +365,15 @@ def test_a_host_is_found_whose_own_clock_stamps_its_objects_and_is_behind(first:
     assert not shared.objects.keys() & set(listed), "and it is renewed as ever"
 
 
+@pytest.mark.parametrize("behind", [0.0, LIVE_SECONDS + 60])
+def test_a_lower_sign_delays_whose_own_clock_stamps_it(behind: float) -> None:
+    shared = Shared()
+    higher, lower = Process(Client(shared), 2), Process(Client(shared, behind=behind), 1)
+    run(2.0, higher)
+    run(2.0, higher, lower)
+    assert higher.reports[-1].lower
+
+
 def test_old_objects_stay_old_for_a_process_that_has_not_looked_for_long() -> None:
     """It has a session and loses it: what came meanwhile is as old as the storage says."""
     shared = Shared()
