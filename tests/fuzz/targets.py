@@ -57,7 +57,6 @@ _HELLO = {
     "pid": 4711,
     "interface": "eth0",
     "networks": [_LOCAL],
-    "gpu": "",
     "options": {"backend": "auto", "max_size": 1 << 26, "seconds": 20.0},
 }
 QUESTIONS = tuple(

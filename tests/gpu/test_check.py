@@ -56,6 +56,7 @@ def test_two_ranks_of_a_host_that_would_use_one_gpu_are_told(lab: Lab, backend: 
         assert "correctness" not in said, "NCCL was not tried"
     else:
         assert "note: Gloo is used, on the CPU: ranks 0 and 1 on node0 would use the same GPU" in said
+        assert "which NCCL refuses" not in text
 
 
 @pytest.mark.parametrize("victim", [2, 0])

@@ -16,13 +16,11 @@ HELLO: dict[str, Any] = {
     "address": "10.0.0.2",
     "interface": "eth0",
     "networks": [{"interface": "eth0", "address": "10.0.0.2", "network": "10.0.0.0/24", "mtu": 1500}],
-    "gpu": "",
-    "gpu_missing": "",
     "port": 4567,
     "token": "t",
     "options": {"backend": "auto"},
 }
-NAMES = ["a", "b", "c", "d"]
+NAMES = ["a", "b", "c", "d", "e", "f"]
 PATIENT = """
 import mingle.check.control as control
 control.SILENCE_SECONDS = control.CONNECT_SECONDS = control.dial.__kwdefaults__["seconds"] = 60.0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from msgspec import structs
 
+from mingle import detached
 from mingle.check.verdicts import SLOW_FACTOR, reference
 from mingle.cli import output
 from mingle.cli.options import FAILED, Shared, mesh_option, node_rank_option, shared_options
@@ -111,11 +112,11 @@ def check(
     direction is at fault? Bandwidths are defined as in nccl-tests: ALGBW is bytes divided by time, and BUSBW is ALGBW
     times 2(n-1)/n for n ranks.
 
-    --timeout bounds each step (default: 20 s; for finding the others MINGLE_TIMEOUT, else 300 s).
+    --timeout bounds each step (default: 20 s, which is the least for loading a GPU's driver; for finding the others
+    MINGLE_TIMEOUT, else 300 s).
 
     Exit status: 0 healthy, 1 a fault was named, 2 wrong usage.
     """
-    from mingle.check import probes
     from mingle.check.session import Options
     from mingle.config.placement import argued_node_rank, asked_node_rank
     from mingle.config.settings import check_job_id
@@ -134,12 +135,8 @@ def check(
             cause="--timeout bounds each step: a healthy step can take a second, and torch's timeouts are bounded",
             remedy="give at least 1, or leave --timeout out.",
         )
-    if backend == "nccl" and not probes.has_gpu():
-        raise ConfigurationError.explain(
-            "--backend=nccl needs a GPU, and this process sees none that NCCL can use.",
-            cause="a machine without a GPU, a hidden one (CUDA_VISIBLE_DEVICES), or a build of torch without CUDA",
-            remedy="compare `python -m torch.utils.collect_env` with the other machines, or give --backend gloo.",
-        )
+    if backend == "nccl":
+        _require_gpu(seconds)
     by_hand = "world_size" in place
     if by_hand and given is None and _LOCAL not in os.environ:
         output.say(f"mingle-check: the job id is {place['job_id']}; where the users differ, give all the same --job-id")
@@ -198,6 +195,33 @@ def _place(nnodes: int | None, nproc_per_node: int) -> dict[str, Any]:
             remedy="type `mingle-check --nnodes N` on each of the N machines.",
         )
     return {"job_id": f"{JOB_ID}-{_user()}", "world_size": nnodes * nproc_per_node}
+
+
+def _require_gpu(seconds: float) -> None:
+    """Refuse NCCL where this process has no GPU, or where its driver hangs: Ctrl-C could not end torch's own call.
+
+    Args:
+        seconds: how long to wait for the driver, unless that is too short for any.
+    """
+    from mingle.check import probes
+    from mingle.check.session import GPU_SECONDS
+
+    seconds = max(seconds, GPU_SECONDS)
+    deadline = time.monotonic() + seconds
+    try:
+        detached.run(probes.load_driver, "check-driver", lambda: time.monotonic() > deadline)
+    except detached.AbandonedError:
+        raise ConfigurationError.explain(
+            f"--backend=nccl needs a GPU, and the GPU driver of this machine has not answered in {seconds:g} s.",
+            cause="a GPU that has failed (`dmesg` shows an Xid), or many GPUs without persistence mode",
+            remedy="`nvidia-smi -pm 1` keeps the driver loaded; give a longer --timeout, or --backend gloo.",
+        ) from None
+    if not probes.has_gpu():
+        raise ConfigurationError.explain(
+            "--backend=nccl needs a GPU, and this process sees none that NCCL can use.",
+            cause="a machine without a GPU, a hidden one (CUDA_VISIBLE_DEVICES), or a build of torch without CUDA",
+            remedy="compare `python -m torch.utils.collect_env` with the other machines, or give --backend gloo.",
+        )
 
 
 def _user() -> str:

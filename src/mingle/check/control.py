@@ -89,11 +89,7 @@ class Introduction(ProbedRank, frozen=True):
     pid: int
     interface: str
     networks: list[LocalNetwork]
-    gpu: str
-    """The UUID of the GPU that it would use; empty: none."""
     options: dict[str, Any]
-    gpu_missing: str = ""
-    """Why it uses no GPU; empty: it has one, or there is none."""
 
 
 class Question(Struct, frozen=True):
@@ -470,8 +466,10 @@ class Worker:
         try:
             answer = {"result": method(**task["with"])}
         except Exception as error:  # whatever torch raises belongs into the report
-            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-        self._send({"id": task["id"], **answer})
+            # Sent from here: after this block the failed call's process group ends, which can take long.
+            self._send({"id": task["id"], "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
+        else:
+            self._send({"id": task["id"], **answer})
 
     def _send(self, message: Record) -> None:
         starved = {"gone": NO_DESCRIPTOR} if self._starved.is_set() else {}

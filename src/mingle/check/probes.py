@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import time
@@ -64,18 +65,33 @@ def _mtu(interface: str) -> int:
         return 0
 
 
+def load_driver() -> None:
+    """Load NVIDIA's driver, if there is one that torch would use. It can take many seconds, or never end.
+
+    torch's own calls do the same and hold the GIL meanwhile, so that this process could neither answer nor be stopped
+    by Ctrl-C. What is wrong with the driver is left for torch to say.
+    """
+    if torch.backends.cuda.is_built():
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libcuda.so.1").cuInit(0)
+
+
 def has_gpu() -> bool:
     """Return whether this process sees a GPU that NCCL can use."""
     return dist.is_nccl_available() and torch.cuda.is_available()
 
 
 def gpu(local_rank: int) -> tuple[str, str]:
-    """Return the UUID of the GPU that a rank uses with NCCL, and why it uses none: both empty where there is none."""
+    """Return the GPU that a rank uses with NCCL, and why it uses none: both are empty where there is none.
+
+    It is named by its UUID, and by what NCCL is told to take for its machine, if anything.
+    """
     if not has_gpu():
         hidden = "sees no GPU beside its NVIDIA driver (CUDA_VISIBLE_DEVICES, or a torch without CUDA)"
         return "", hidden if _DRIVER.exists() else ""
     try:
-        return str(torch.cuda.get_device_properties(_gpu(local_rank)).uuid), ""
+        uuid = str(torch.cuda.get_device_properties(_gpu(local_rank)).uuid)
+        return " ".join(filter(None, (os.environ.get("NCCL_HOSTID"), uuid))), ""
     except Exception as error:  # a GPU, or its driver, fails in one of many ways
         return "", f"sees a GPU that fails ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
 
@@ -97,6 +113,11 @@ class Probes:
         device = _gpu(self._job.local_rank)
         torch.cuda.set_device(device)
         return device
+
+    def gpu(self) -> tuple[str, str]:
+        """Return the GPU of this rank, and why it uses none."""
+        load_driver()
+        return gpu(self._job.local_rank)
 
     def group(self, *, backend: str, seconds: float) -> None:
         """Make the process group."""

@@ -42,12 +42,12 @@ RATE_SECONDS, RATE_GROWTH = 0.3, 3
 spend a short time on waking up."""
 END_SECONDS = 2.0
 """How long rank 0 waits for the others to take the report, and any rank for the end of its process group."""
-GPU_SECONDS = 15.0
+GPU_SECONDS = 20.0
 """How long a GPU's driver has at least: without persistence mode it begins to load with the first process."""
 _T = TypeVar("_T")
 _KEY = "mingle-check"
+NO_GPU = "sees no GPU"
 _LATE = "not finished at its deadline"
-_TOLD = "was told to use Gloo"
 _STARVED = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
 
 
@@ -84,7 +84,6 @@ def take_part(
     started = time.monotonic()
     # Under torchrun the job names no interface, and the store's link-local address has this machine's zone.
     control.own_interface = job.interface or job.master_addr.partition("%")[2]
-    gpu, gpu_missing = _gpu(job, options)
     hello: Record = {
         "rank": job.rank,
         "node": job.node_rank,
@@ -93,8 +92,6 @@ def take_part(
         "address": job.address,
         "interface": job.interface,
         "networks": probes.networks(),
-        "gpu": gpu,
-        "gpu_missing": gpu_missing,
         "port": server.port,
         "token": server.token,
         "options": to_builtins(options),
@@ -109,6 +106,8 @@ def take_part(
                 conducting = control.start(Conductor(job, server, options, before, hello).run)
                 store.set(_KEY, json.dumps([server.port, server.token]))
             port, token = json.loads(_within(patience, lambda: store.get(_KEY)))
+            # A step of torch must not hold the store, which serves one call at a time, beyond the deadline.
+            store.set_timeout(timedelta(seconds=options.seconds))
         except (detached.AbandonedError, RuntimeError):
             raise control.LostError(_how_store_was_lost(job)) from None
         line = _call_rank_zero(job, server, port, {"token": token, "hello": hello})
@@ -206,28 +205,21 @@ def evidence_of(roster: Sequence[Record], lost: Mapping[int, str] | None = None)
     return Evidence(places=places, place_of=numbers, lost=dict(lost or {}))
 
 
-def _gpu(job: Job, options: Options) -> tuple[str, str]:
-    """Return the rank's GPU, and why it uses none."""
-    if options.backend == "gloo":
-        return "", _TOLD
-    seconds = max(GPU_SECONDS, options.patience / 2)
-    try:
-        return _within(seconds, lambda: probes.gpu(job.local_rank))
-    except detached.AbandonedError:
-        return "", f"has a GPU whose driver has not answered in {seconds:g} s"
-
-
 def choose_backend(roster: Sequence[Record]) -> tuple[str, str]:
     """Return the backend by which these ranks work, and where some have GPUs that it leaves out, why."""
-    without = [hello for hello in roster if not hello["gpu"]]
-    if not without:
-        for ranks in ranks_of_one_gpu(roster):
-            return "gloo", f"ranks {' and '.join(map(str, ranks))} on {roster[ranks[0]]['host']} would use the same GPU"
-        return "cpu:gloo,cuda:nccl", ""
-    if len(without) == len(roster) and all(hello["gpu_missing"] in ("", _TOLD) for hello in roster):
+    if not any(hello["gpu"] or hello["gpu_missing"] for hello in roster):
         return "gloo", ""  # there is no GPU that anybody expects to be used
-    hello = next((each for each in without if each["gpu_missing"]), without[0])
-    return "gloo", f"rank {hello['rank']} on {hello['host']} {hello['gpu_missing'] or 'sees no GPU'}"
+    if (hello := _without_gpu(roster)) is not None:
+        return "gloo", f"rank {hello['rank']} on {hello['host']} {hello['gpu_missing'] or NO_GPU}"
+    for ranks in ranks_of_one_gpu(roster):
+        return "gloo", f"ranks {' and '.join(map(str, ranks))} on {roster[ranks[0]]['host']} would use the same GPU"
+    return "cpu:gloo,cuda:nccl", ""
+
+
+def _without_gpu(roster: Sequence[Record]) -> Record | None:
+    """Return a rank without a GPU, one that says why if there is one; None: each has one."""
+    without = [hello for hello in roster if not hello["gpu"]]
+    return next((each for each in without if each["gpu_missing"]), without[0] if without else None)
 
 
 def ranks_of_one_gpu(roster: Sequence[Record]) -> list[list[int]]:
@@ -272,6 +264,7 @@ def report_of(seen: Evidence, roster: Sequence[Record], started: float) -> Recor
         "ranks": ranks,
         "lost": {str(rank): how for rank, how in seen.lost.items()},
         "backend": seen.backend,
+        "why_gloo": seen.why_gloo,
         "steps": seen.steps,
         "all_reduce": seen.all_reduce,
         "elapsed": round(time.monotonic() - started, 3),
@@ -311,9 +304,10 @@ class Conductor:
         try:
             self._collect()
             if not self._seen.unreached and not self._seen.lost:
-                self._choose_backend()
-                if not self._seen.same_gpu:
-                    self._measure()
+                with suppress(StopError):
+                    self._choose_backend()
+                    if not self._seen.same_gpu and not self._seen.without_gpu:
+                        self._measure()
                 self._judge_losses()
         except Exception as error:
             self._seen.defect = f"{type(error).__name__}: {error}"
@@ -386,10 +380,15 @@ class Conductor:
 
         self._seen.lost = detached.run(judge, "check-witnesses", self._pulse)
 
-    def _ask(self, name: str, tasks: Mapping[int, Record]) -> dict[int, Record]:
+    def _ask(self, name: str, tasks: Mapping[int, Record], least: float = 0.0) -> dict[int, Record]:
         """Have ranks do their tasks; return the answers that come before the deadline.
 
         At the deadline it goes on until each rank that has not answered is known to be alive or silent.
+
+        Args:
+            name: of the step.
+            tasks: what each rank is to do.
+            least: the seconds until the deadline, if the user has asked for fewer.
 
         Raises:
             StopError: a rank has ended, or is silent.
@@ -403,7 +402,7 @@ class Conductor:
         answers: dict[int, Record] = {}
         started = time.monotonic()
         while not lost and (waiting := tasks.keys() - answers.keys()):
-            late = time.monotonic() - started > self._options.seconds
+            late = time.monotonic() - started > max(self._options.seconds, least)
             for rank, message in self._received(control.PULSE_SECONDS):
                 if how := _departure(message):
                     lost[rank] = how
@@ -468,13 +467,27 @@ class Conductor:
 
     def _choose_backend(self) -> None:
         backend = self._options.backend
+        if backend != "gloo":
+            self._look_for_gpus()
         if backend == "nccl":
             self._seen.same_gpu = ranks_of_one_gpu(self._roster)
+            if (hello := _without_gpu(self._roster)) is not None:
+                self._seen.without_gpu = {hello["rank"]: hello["gpu_missing"] or NO_GPU}
         elif backend == "auto":
-            backend, why_gloo = choose_backend(self._roster)
-            for line in self._lines if why_gloo else ():
-                control.send(line, {"show": f"note: Gloo is used, on the CPU: {why_gloo}"})
+            backend, self._seen.why_gloo = choose_backend(self._roster)
+            for line in self._lines if self._seen.why_gloo else ():
+                control.send(line, {"show": f"note: Gloo is used, on the CPU: {self._seen.why_gloo}"})
         self._seen.backend = backend
+
+    def _look_for_gpus(self) -> None:
+        """Ask each rank for its GPU: a driver can load for many seconds, and a rank shows meanwhile that it lives."""
+        tasks = {hello["rank"]: _task("gpu") for hello in self._roster}
+        answers = self._ask("devices: GPU of each rank", tasks, GPU_SECONDS)
+        late = f"has a GPU whose driver has not answered in {max(self._options.seconds, GPU_SECONDS):g} s"
+        for hello in self._roster:
+            answer = answers[hello["rank"]]
+            why = late if answer.get("error") == _LATE else answer.get("error", "")
+            hello["gpu"], hello["gpu_missing"] = answer.get("result", ("", why))
 
     def _collectives(self) -> None:
         backend = self._seen.backend
@@ -519,7 +532,11 @@ class Conductor:
             doubtful = {verdicts.undirected(*pair) for pair in verdicts.slow_links(self._seen.rates)}
             for number, pairs in enumerate(schedule, 1):
                 again = [pair for pair in pairs if pair in doubtful]
-                if again and self._device_of_links() == device:
+                if self._device_of_links() != device:
+                    for pair in again:  # nothing can confirm any more what NCCL has shown
+                        self._seen.rates.pop(pair, None)
+                        self._seen.rates.pop(pair[::-1], None)
+                elif again:
                     self._round(self._links(f"slow pairs, {attempt}: round {number}"), again, attempt)
 
     def _rounds(self, schedule: Sequence[Sequence[Pair]]) -> bool:

@@ -65,6 +65,8 @@ class Evidence(Struct, kw_only=True):
     place_of: Mapping[int, int] = field(default_factory=dict)
     """The place of each rank."""
     backend: str = ""
+    why_gloo: str = ""
+    """Why NCCL was not chosen, although a GPU or its driver is there."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     """The name, the status and the seconds of each step."""
     all_reduce: list[dict[str, Any]] = field(default_factory=list)
@@ -87,6 +89,8 @@ class Evidence(Struct, kw_only=True):
     others: dict[Pair, list[Other]] = field(default_factory=dict)
     same_gpu: Sequence[Sequence[int]] = ()
     """Ranks that NCCL was to connect and that would use the same GPU."""
+    without_gpu: Mapping[int, str] = field(default_factory=dict)
+    """A rank that NCCL was to connect and that has no GPU, and why."""
     work: dict[int, tuple[float, float]] = field(default_factory=dict)
     """The wall and the CPU seconds that the same piece of work takes each rank."""
     defect: str = ""
@@ -157,7 +161,7 @@ _FAULTS = {
         "switch; `ping -M do -s {payload} ADDRESS` shows whether full packets pass.",
     ),
     "messages": (
-        "{how} between {pairs}; no TCP connection between them failed.",
+        "{how} between {pairs}; a plain TCP connection between them works.{by}",
         "the error in brackets; if it is a deadline, a --timeout that is too short for these machines, or a firewall "
         "that filters some TCP ports only",
         "start the check again with a longer --timeout, and NCCL_DEBUG=INFO for NCCL; if the pair is still named, "
@@ -167,6 +171,11 @@ _FAULTS = {
         "{ranks} use the same GPU, which NCCL refuses.",
         "more ranks than GPUs, or each rank was shown the same GPU (CUDA_VISIBLE_DEVICES)",
         "start one rank for each GPU (`--nproc-per-node`, `srun --gpus-per-task=1`), or give `--backend gloo`.",
+    ),
+    "gpu-missing": (
+        "rank {rank} on {0.name} {why}, and `--backend nccl` needs a GPU for each rank.",
+        "a machine without a GPU, a hidden or failed one, or a build of torch without CUDA",
+        "compare `python -m torch.utils.collect_env` of the machines, or give all ranks `--backend gloo`.",
     ),
     "cpu-busy": (
         "rank {rank} on {0} takes {wall:.0f} ms for a piece of work that takes the others {usual:.0f} ms; it had the "
@@ -273,6 +282,8 @@ def judge(seen: Evidence) -> list[Verdict]:
     gone = {rank: how for rank, how in lost.items() if how != "cut"}
     found += [_verdict(f"rank-{how}", seen.places[seen.place_of[rank]], rank=rank) for rank, how in gone.items()]
     found += [_shared_gpu(seen, ranks) for ranks in seen.same_gpu]
+    for rank, why in seen.without_gpu.items():
+        found.append(_verdict("gpu-missing", seen.places[seen.place_of[rank]], rank=rank, why=why))
     found += [_busy(seen, rank, usual) for rank, usual in sorted(busy.items())]
     excused = {seen.place_of[rank] for rank in (*gone, *busy)}
     cut = [undirected(seen.place_of[0], seen.place_of[rank]) for rank in lost.keys() - gone.keys()]
@@ -288,7 +299,8 @@ def judge(seen: Evidence) -> list[Verdict]:
         found.append(_verdict("mtu", *places, pairs=_named(seen, large), mtu=mtu, payload=mtu - headers))
     if torch_fails:
         how = next(iter(torch_fails.values()))
-        found.append(_verdict("messages", *_places(seen, torch_fails), pairs=_named(seen, torch_fails), how=how))
+        by = " NCCL was not tried on pairs after that." if "nccl" in seen.backend and not seen.failed else ""
+        found.append(_verdict("messages", *_places(seen, torch_fails), pairs=_named(seen, torch_fails), how=how, by=by))
     excused |= {place for pair in broken for place in pair}
     rates = {pair: rate for pair, rate in seen.rates.items() if excused.isdisjoint(pair)}
     wrong_network = [] if found else _interface(seen)

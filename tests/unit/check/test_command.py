@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +122,17 @@ def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str], monke
     told = CliRunner().invoke(command.check, arguments, prog_name="mingle-check")
     assert told.exit_code == 2
     assert "mingle-discover" not in told.output
+
+
+def test_a_driver_that_hangs_is_told_before_the_first_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(session, "GPU_SECONDS", 0.1)
+    monkeypatch.setattr(probes, "load_driver", answers.wait)
+    arguments = ["--nnodes", "1", "--backend", "nccl", "--timeout", "1"]
+    told = CliRunner().invoke(command.check, arguments, prog_name="mingle-check")
+    answers.set()
+    assert told.exit_code == 2
+    assert "the GPU driver of this machine has not answered in 1 s" in told.output
 
 
 def test_an_empty_job_id_of_the_environment_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:

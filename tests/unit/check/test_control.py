@@ -307,6 +307,25 @@ def test_a_task_that_hangs_gives_way_to_the_next() -> None:
     assert steps == ["first", "second", "third"]
 
 
+def test_an_error_is_told_before_what_the_failed_call_used_is_let_go() -> None:
+    """A group of NCCL can take as long to end as its deadline is."""
+    here, there = multiprocessing.Pipe()
+    told: list[bool] = []
+
+    class Group:
+        def __del__(self) -> None:
+            told.append(here.poll(2))
+
+    class Tasks:
+        def fail(self) -> None:
+            _group = Group()
+            raise RuntimeError("NCCL error")
+
+    control.Worker(there, [], 60)._do(Tasks().fail, {"id": 1, "with": {}})
+    assert control.receive(here) == {"id": 1, "error": "RuntimeError: NCCL error"}
+    assert told == [True]
+
+
 def test_ctrl_c_that_hits_the_start_of_a_task_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: threading.Thread) -> None:
         try:

@@ -54,6 +54,35 @@ def test_a_rank_names_the_gpu_that_it_would_use(monkeypatch: pytest.MonkeyPatch,
     assert [probes.gpu(local_rank) for local_rank in range(2)] == [(each, "") for each in ids]
 
 
+def test_the_gpu_of_a_machine_that_nccl_knows_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an ID each, two ranks can share a GPU."""
+    monkeypatch.setenv("NCCL_HOSTID", "one")
+    monkeypatch.setattr(probes, "has_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-0"))
+    assert probes.gpu(0) == ("one GPU-0", "")
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_the_driver_is_loaded_before_torch_uses_it(monkeypatch: pytest.MonkeyPatch, *, built: bool) -> None:
+    done: list[str] = []
+    library = SimpleNamespace(cuInit=lambda flags: done.append(f"cuInit {flags}"))
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(probes.ctypes, "CDLL", {"libcuda.so.1": library}.__getitem__)
+    monkeypatch.setattr(probes, "has_gpu", lambda: done.append("torch"))
+    probes.Probes(SimpleNamespace(local_rank=0), None, []).gpu()  # type: ignore[arg-type]
+    assert done == (["cuInit 0", "torch"] if built else ["torch"])
+
+
+def test_a_machine_without_a_driver_has_none_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(probes.ctypes, "CDLL", missing)
+    probes.load_driver()
+
+
 @pytest.mark.parametrize("driver", [True, False])
 def test_a_gpu_that_this_torch_can_not_use_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, driver: bool

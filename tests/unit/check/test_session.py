@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from multiprocessing.connection import Connection
@@ -26,7 +27,7 @@ import pytest
 import mingle
 from mingle.check import control, session
 from mingle.check.session import Options
-from mingle.check.verdicts import Evidence, judge
+from mingle.check.verdicts import TORCH_FAILS, Evidence, judge, rounds
 from tests.support.bystanders import command_environment, patched_path
 from tests.support.evidence import HELLO, NAMES, PATIENT, healthy
 from tests.support.ports import free_tcp_port, free_udp_port
@@ -106,6 +107,7 @@ def conduct(
     backend: str = "auto",
     machines: int = 2,
     rates: Mapping[str, float] | None = None,
+    without_gpu: Sequence[int] = (),
 ) -> tuple[Evidence, list[Any]]:
     """Run the steps of rank 0 for machines whose links look slow, or have the rates of their devices.
 
@@ -114,7 +116,7 @@ def conduct(
     """
     told: list[Any] = []
 
-    def ask(name: str, tasks: dict[int, Any]) -> dict[int, Any]:
+    def ask(name: str, tasks: dict[int, Any], _least: float = 0.0) -> dict[int, Any]:
         told.extend(tasks.values())
         if fails and fails in name:
             return {rank: {"error": "not finished at its deadline"} for rank in tasks}
@@ -125,14 +127,12 @@ def conduct(
         pair = {"rtt": 1e-4 if at_first else 2e-4, "others": [], "rate": 1e9 if rank else 2e6 if at_first else 1e6}
         if rates and task["do"] == "pair":
             pair["rate"] = rates[task["with"]["device"]]
-        return {"work": [0.02, 0.02], "right": "", "fast": seconds, "pair": pair}.get(task["do"])
+        gpu = (f"GPU-{rank}" if backend == "nccl" and rank not in without_gpu else "", "")
+        return {"gpu": gpu, "work": [0.02, 0.02], "right": "", "fast": seconds, "pair": pair}.get(task["do"])
 
     conductor = session.Conductor(None, None, Options(seconds=seconds, backend=backend), str)  # type: ignore[arg-type]
     hello = {"networks": [], "interface": "eth0", "address": "", "pid": 1}
-    conductor._roster = [
-        {**hello, "rank": rank, "node": rank, "host": NAMES[rank], "gpu": "", "gpu_missing": ""}
-        for rank in range(machines)
-    ]
+    conductor._roster = [{**hello, "rank": rank, "node": rank, "host": NAMES[rank]} for rank in range(machines)]
     conductor._seen = session.evidence_of(conductor._roster)
     monkeypatch.setattr(conductor, "_collect", str)
     monkeypatch.setattr(conductor, "_ask", ask)
@@ -238,8 +238,6 @@ def gpus(*ids: str, nodes: Sequence[int], missing: str = "", host: str = "") -> 
         (gpus("GPU-1", "GPU-2", "GPU-2", nodes=[0, 1, 1]), "gloo", "ranks 1 and 2 on b would use the same GPU"),
         (gpus("GPU-1", "GPU-1", nodes=[0, 1], host="a"), "gloo", "ranks 0 and 1 on a would use the same GPU"),
         (gpus("GPU-1", "GPU-1", nodes=[0, 1]), "cpu:gloo,cuda:nccl", ""),
-        (gpus("", "", nodes=[0, 1], missing="was told to use Gloo"), "gloo", ""),
-        (gpus("GPU-1", "", nodes=[0, 1], missing="was told to use Gloo"), "gloo", "rank 1 on b was told to use Gloo"),
         # also where a launcher shows each rank its own GPU alone
         (gpus("GPU-1", "GPU-2", nodes=[0, 0]), "cpu:gloo,cuda:nccl", ""),
     ],
@@ -250,11 +248,96 @@ def test_nccl_is_chosen_where_every_rank_has_a_gpu_of_its_own(
     assert session.choose_backend(roster) == (backend, note)
 
 
-def test_ranks_of_one_gpu_are_told_before_nccl_is_tried() -> None:
+def test_each_rank_is_asked_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver can load for longer than a step may last, or never answer."""
+    conductor = session.Conductor(None, None, Options(seconds=1.0), str)  # type: ignore[arg-type]
+    conductor._roster = [{"rank": rank} for rank in range(4)]
+    asked: list[float] = []
+
+    def ask(_name: str, tasks: dict[int, Any], least: float) -> dict[int, Any]:
+        asked.append(least)
+        answers = [{"result": ["GPU-1", ""]}, {"result": ["", "sees a GPU that fails"]}]
+        answers += [{"error": "not finished at its deadline"}, {"error": "OSError: no"}]
+        return dict(zip(tasks, answers, strict=True))
+
+    monkeypatch.setattr(conductor, "_ask", ask)
+    conductor._look_for_gpus()
+    assert asked == [session.GPU_SECONDS]
+    assert [(hello["gpu"], hello["gpu_missing"]) for hello in conductor._roster] == [
+        ("GPU-1", ""),
+        ("", "sees a GPU that fails"),
+        ("", "has a GPU whose driver has not answered in 20 s"),
+        ("", "OSError: no"),
+    ]
+
+
+def test_nccl_that_a_rank_has_no_gpu_for_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 was told to use it, and the other was not."""
+    seen, told = conduct(monkeypatch, 20.0, backend="nccl", without_gpu=[1])
+    assert {task["do"] for task in told} == {"gpu"}
+    (verdict,) = judge(seen)
+    assert verdict.observation == "rank 1 on b sees no GPU, and `--backend nccl` needs a GPU for each rank."
+
+
+def test_a_rank_that_ends_while_it_looks_for_its_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    conductor = session.Conductor(None, None, Options(), str)  # type: ignore[arg-type]
+    conductor._roster = [hello | {"pid": 1} for hello in gpus("", "", nodes=[0, 1])]
+    conductor._seen = seen = healthy(2)
+
+    def ask(*_asked: object) -> None:
+        seen.lost[1] = "ended"
+        raise session.StopError
+
+    monkeypatch.setattr(conductor, "_collect", str)
+    monkeypatch.setattr(conductor, "_ask", ask)
+    conductor.run()
+    assert [verdict.kind for verdict in judge(seen)] == ["rank-ended"]
+
+
+def test_a_step_can_have_more_time_than_the_user_gives_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
+    conductor, here = waiting_for_one(Options(seconds=0.01))
+    received = conductor._received
+
+    def late(seconds: float) -> Iterator[tuple[int, Any]]:
+        while here.poll(0):
+            if "do" in control.receive(here):
+                began.append(time.monotonic())
+        control.send(here, {"id": 1, "result": 2} if time.monotonic() > began[0] + 0.2 else {})
+        return received(seconds)
+
+    began: list[float] = []
+    monkeypatch.setattr(conductor, "_received", late)
+    assert conductor._ask("step", {1: {"do": "add"}}, 60.0) == {1: {"id": 1, "result": 2}}
+
+
+def test_a_slow_pair_that_can_not_be_confirmed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL has failed before the pair had its turn, and Gloo's rate says nothing of NCCL's."""
+    conductor = session.Conductor(None, None, Options(), str)  # type: ignore[arg-type]
+    conductor._seen = seen = healthy(6)
+    seen.backend = "nccl"
+    schedule = list(rounds(6))
+    first, later = schedule[0][0], next(pair for pair in schedule[1] if not {*pair} & {*schedule[0][0]})
+    seen.rates.update(dict.fromkeys([first, later], 0.1e9))
+
+    def fail(_name: str, pairs: Sequence[tuple[int, int]], _attempt: int) -> None:
+        seen.broken.update(dict.fromkeys(pairs, f"{TORCH_FAILS} (NCCL error)"))
+
+    monkeypatch.setattr(conductor, "_rounds", lambda _schedule: True)
+    monkeypatch.setattr(conductor, "_round", fail)
+    conductor._pairs()
+    assert list(seen.broken) == [first]
+    (verdict,) = judge(seen)
+    assert verdict.kind == "messages"
+    assert verdict.observation.endswith("works. NCCL was not tried on pairs after that.")
+
+
+def test_ranks_of_one_gpu_are_told_before_nccl_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = multiprocessing.Pipe()
     server = SimpleNamespace(controls=queue.SimpleQueue(), starved=threading.Event())
     job = SimpleNamespace(world_size=2)
     conductor = session.Conductor(job, server, Options(backend="nccl"), str)  # type: ignore[arg-type]
+    monkeypatch.setattr(conductor, "_look_for_gpus", str)
     for hello in gpus("GPU-1", "GPU-1", nodes=[0, 0]):
         more = {"pid": 1, "address": "10.0.0.1", "interface": "eth0", "networks": [], "reached": "", "options": {}}
         server.controls.put((there, hello | more))
@@ -422,6 +505,8 @@ def test_a_rank_without_descriptors_names_itself(monkeypatch: pytest.MonkeyPatch
 
         def get(self, _key: str) -> str:
             return '[4567, "t"]'
+
+        def set_timeout(self, _timeout: object) -> None: ...
 
     monkeypatch.setattr(session, "_connect_store", lambda _seconds: Store())
     monkeypatch.setattr(session.Conductor, "run", str)

@@ -72,6 +72,7 @@ FAULTS: dict[str, tuple[Callable[[Evidence], None], list[tuple[str, tuple[str, .
     "rank interrupted": (set_to("lost", {3: "interrupted"}), [("rank-interrupted", ("d",))]),
     "rank 0 cut off": (set_to("lost", {2: "cut"}), [("pair", ("a", "c"))]),
     "two ranks on one GPU": (set_to("same_gpu", [[2, 3]]), [("gpu-shared", ("c", "d"))]),
+    "a rank without a GPU": (set_to("without_gpu", {2: "sees no GPU"}), [("gpu-missing", ("c",))]),
     "machine busy": (busy(1, 0.02), [("cpu-busy", ("b",))]),
     "clock slow": (busy(1, 0.19), [("cpu-slow", ("b",))]),
     "wrong network": (faster_network, [("interface", ("a", "b", "c", "d"))]),
