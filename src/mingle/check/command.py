@@ -112,7 +112,7 @@ def check(
     direction is at fault? Bandwidths are defined as in nccl-tests: ALGBW is bytes divided by time, and BUSBW is ALGBW
     times 2(n-1)/n for n ranks.
 
-    --timeout bounds each step (default: 20 s, which is the least for loading a GPU's driver; for finding the others
+    --timeout bounds each step (default: 20 s, and at least 60 s for loading a GPU's driver; for finding the others
     MINGLE_TIMEOUT, else 300 s).
 
     Exit status: 0 healthy, 1 a fault was named, 2 wrong usage.
@@ -214,7 +214,7 @@ def _require_gpu(seconds: float) -> None:
         raise ConfigurationError.explain(
             f"--backend=nccl needs a GPU, and the GPU driver of this machine has not answered in {seconds:g} s.",
             cause="a GPU that has failed (`dmesg` shows an Xid), or many GPUs without persistence mode",
-            remedy="`nvidia-smi -pm 1` keeps the driver loaded; give a longer --timeout, or --backend gloo.",
+            remedy="look at `nvidia-smi`; `nvidia-smi -pm 1` keeps the driver loaded. Or give all --backend gloo.",
         ) from None
     if not probes.has_gpu():
         raise ConfigurationError.explain(

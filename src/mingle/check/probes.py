@@ -44,6 +44,8 @@ TORCH_NCCL = {
 """Otherwise torch ends the process when a collective of NCCL is late, and with it the search for the fault; the last
 one has it warn of each message of a pair."""
 _DRIVER = Path("/dev/nvidiactl")
+NO_DEVICE = 100
+"""The driver's answer where no GPU is visible (CUDA_ERROR_NO_DEVICE)."""
 WORK_ROUNDS = 2_000_000
 """A piece of work of some tens of milliseconds: longer than the kernel's time slices."""
 
@@ -65,15 +67,19 @@ def _mtu(interface: str) -> int:
         return 0
 
 
-def load_driver() -> None:
+def load_driver() -> int:
     """Load NVIDIA's driver, if there is one that torch would use. It can take many seconds, or never end.
 
     torch's own calls do the same and hold the GIL meanwhile, so that this process could neither answer nor be stopped
-    by Ctrl-C. What is wrong with the driver is left for torch to say.
+    by Ctrl-C.
+
+    Returns:
+        The driver's error (CUresult); 0: there is none, or no driver.
     """
     if torch.backends.cuda.is_built():
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL("libcuda.so.1").cuInit(0)
+            return int(ctypes.CDLL("libcuda.so.1").cuInit(0))
+    return 0
 
 
 def has_gpu() -> bool:
@@ -116,7 +122,9 @@ class Probes:
 
     def gpu(self) -> tuple[str, str]:
         """Return the GPU of this rank, and why it uses none."""
-        load_driver()
+        error = load_driver()
+        if error not in (0, NO_DEVICE) and _DRIVER.exists():
+            return "", f"has a GPU whose driver fails (CUDA error {error})"  # torch would load it once more
         return gpu(self._job.local_rank)
 
     def group(self, *, backend: str, seconds: float) -> None:
@@ -125,10 +133,15 @@ class Probes:
             os.environ.update(TORCH_NCCL)
             dist.set_debug_level(dist.DebugLevel.OFF)  # DETAIL brings the watchdog back
             self._device("cuda")
+        self._hold_store(seconds)
         rank, size = self._job.rank, self._job.world_size
         dist.init_process_group(
             backend, store=self._store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
         )
+
+    def _hold_store(self, seconds: float) -> None:
+        """Let no call of torch hold the store, which serves one at a time, for longer than a step takes."""
+        self._store.set_timeout(timedelta(seconds=seconds))
 
     def right(self, *, collective: str, device: str) -> str:
         """Run one collective; return what is wrong with its result, empty if nothing is."""
@@ -251,6 +264,7 @@ class Probes:
             seconds: the patience of torch.
             window: how many seconds one direction is measured.
         """
+        self._hold_store(seconds)
         kind: Any = dist.ProcessGroupNCCL if at.type == "cuda" else dist.ProcessGroupGloo
         store = dist.PrefixStore(f"mingle-check/{key}", self._store)
         group = kind(store, 1 - other, 2, timedelta(seconds=seconds))

@@ -42,8 +42,9 @@ RATE_SECONDS, RATE_GROWTH = 0.3, 3
 spend a short time on waking up."""
 END_SECONDS = 2.0
 """How long rank 0 waits for the others to take the report, and any rank for the end of its process group."""
-GPU_SECONDS = 20.0
-"""How long a GPU's driver has at least: without persistence mode it begins to load with the first process."""
+GPU_SECONDS = 60.0
+"""How long a GPU's driver has at least: without persistence mode it begins to load with the first process, which takes
+seconds for each GPU of the machine."""
 _T = TypeVar("_T")
 _KEY = "mingle-check"
 NO_GPU = "sees no GPU"
@@ -106,8 +107,6 @@ def take_part(
                 conducting = control.start(Conductor(job, server, options, before, hello).run)
                 store.set(_KEY, json.dumps([server.port, server.token]))
             port, token = json.loads(_within(patience, lambda: store.get(_KEY)))
-            # A step of torch must not hold the store, which serves one call at a time, beyond the deadline.
-            store.set_timeout(timedelta(seconds=options.seconds))
         except (detached.AbandonedError, RuntimeError):
             raise control.LostError(_how_store_was_lost(job)) from None
         line = _call_rank_zero(job, server, port, {"token": token, "hello": hello})
@@ -538,6 +537,8 @@ class Conductor:
                         self._seen.rates.pop(pair[::-1], None)
                 elif again:
                     self._round(self._links(f"slow pairs, {attempt}: round {number}"), again, attempt)
+            if self._device_of_links() != device:
+                return
 
     def _rounds(self, schedule: Sequence[Sequence[Pair]]) -> bool:
         """Measure the pairs that are not broken; return False at once when NCCL has failed."""

@@ -161,7 +161,7 @@ _FAULTS = {
         "switch; `ping -M do -s {payload} ADDRESS` shows whether full packets pass.",
     ),
     "messages": (
-        "{how} between {pairs}; a plain TCP connection between them works.{by}",
+        "{how} between {pairs}; no plain TCP connection between them failed.{by}",
         "the error in brackets; if it is a deadline, a --timeout that is too short for these machines, or a firewall "
         "that filters some TCP ports only",
         "start the check again with a longer --timeout, and NCCL_DEBUG=INFO for NCCL; if the pair is still named, "
@@ -173,9 +173,9 @@ _FAULTS = {
         "start one rank for each GPU (`--nproc-per-node`, `srun --gpus-per-task=1`), or give `--backend gloo`.",
     ),
     "gpu-missing": (
-        "rank {rank} on {0.name} {why}, and `--backend nccl` needs a GPU for each rank.",
+        "{rank} {why}, and `--backend nccl` needs a GPU for each rank.",
         "a machine without a GPU, a hidden or failed one, or a build of torch without CUDA",
-        "compare `python -m torch.utils.collect_env` of the machines, or give all ranks `--backend gloo`.",
+        "compare `python -m torch.utils.collect_env` of the machines, or give `--backend gloo` on all of them.",
     ),
     "cpu-busy": (
         "rank {rank} on {0} takes {wall:.0f} ms for a piece of work that takes the others {usual:.0f} ms; it had the "
@@ -283,7 +283,9 @@ def judge(seen: Evidence) -> list[Verdict]:
     found += [_verdict(f"rank-{how}", seen.places[seen.place_of[rank]], rank=rank) for rank, how in gone.items()]
     found += [_shared_gpu(seen, ranks) for ranks in seen.same_gpu]
     for rank, why in seen.without_gpu.items():
-        found.append(_verdict("gpu-missing", seen.places[seen.place_of[rank]], rank=rank, why=why))
+        place = seen.places[seen.place_of[rank]]
+        name = place.name if place.name.endswith(f" rank {rank}") else f"rank {rank} on {place.name}"
+        found.append(_verdict("gpu-missing", place, rank=name, why=why))
     found += [_busy(seen, rank, usual) for rank, usual in sorted(busy.items())]
     excused = {seen.place_of[rank] for rank in (*gone, *busy)}
     cut = [undirected(seen.place_of[0], seen.place_of[rank]) for rank in lost.keys() - gone.keys()]

@@ -367,7 +367,7 @@ class Connections:
         try:
             listener.accept()[0].close()
         except OSError as error:  # another thread took the spare one
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 self._pause(listener)
         self._keep_spare()
 

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,7 @@ def test_a_path_that_does_not_answer_shows_before_a_short_deadline() -> None:
 
 @pytest.mark.parametrize(("visible", "ids"), [(0, ["", ""]), (1, ["GPU-0", "GPU-0"]), (2, ["GPU-0", "GPU-1"])])
 def test_a_rank_names_the_gpu_that_it_would_use(monkeypatch: pytest.MonkeyPatch, visible: int, ids: list[str]) -> None:
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
     monkeypatch.setattr(probes, "_DRIVER", Path("/nowhere"))
     monkeypatch.setattr(probes.dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
@@ -66,12 +68,29 @@ def test_the_gpu_of_a_machine_that_nccl_knows_by_another_name(monkeypatch: pytes
 @pytest.mark.parametrize("built", [True, False])
 def test_the_driver_is_loaded_before_torch_uses_it(monkeypatch: pytest.MonkeyPatch, *, built: bool) -> None:
     done: list[str] = []
-    library = SimpleNamespace(cuInit=lambda flags: done.append(f"cuInit {flags}"))
+    library = SimpleNamespace(cuInit=lambda flags: done.append(f"cuInit {flags}") or 0)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
     monkeypatch.setattr(probes.ctypes, "CDLL", {"libcuda.so.1": library}.__getitem__)
     monkeypatch.setattr(probes, "has_gpu", lambda: done.append("torch"))
     probes.Probes(SimpleNamespace(local_rank=0), None, []).gpu()  # type: ignore[arg-type]
     assert done == (["cuInit 0", "torch"] if built else ["torch"])
+
+
+@pytest.mark.parametrize(
+    ("error", "driver", "reason"),
+    [
+        (999, True, "has a GPU whose driver fails (CUDA error 999)"),
+        (probes.NO_DEVICE, True, "torch was asked"),
+        (34, False, "torch was asked"),  # a stub, as images have it
+    ],
+)
+def test_a_driver_that_fails_is_not_loaded_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, error: int, driver: bool, reason: str
+) -> None:
+    monkeypatch.setattr(probes, "load_driver", lambda: error)
+    monkeypatch.setattr(probes, "gpu", lambda _: ("", "torch was asked"))
+    monkeypatch.setattr(probes, "_DRIVER", tmp_path if driver else tmp_path / "none")
+    assert probes.Probes(SimpleNamespace(local_rank=0), None, []).gpu() == ("", reason)  # type: ignore[arg-type]
 
 
 def test_a_machine_without_a_driver_has_none_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +99,7 @@ def test_a_machine_without_a_driver_has_none_to_load(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(probes.ctypes, "CDLL", missing)
-    probes.load_driver()
+    assert probes.load_driver() == 0
 
 
 @pytest.mark.parametrize("driver", [True, False])
@@ -118,6 +137,9 @@ def test_torch_does_not_end_the_process_when_nccl_is_late(monkeypatch: pytest.Mo
     monkeypatch.setattr(probes.dist, "set_debug_level", lambda level: seen.update(level=level.name))
     monkeypatch.setattr(probes.dist, "init_process_group", lambda *_, **__: seen.update(os.environ))
     job = SimpleNamespace(rank=0, world_size=2)
-    probes.Probes(job, None, []).group(backend="nccl", seconds=1.0)  # type: ignore[arg-type]
+    timeouts: list[timedelta] = []
+    store = SimpleNamespace(set_timeout=timeouts.append)
+    probes.Probes(job, store, []).group(backend="nccl", seconds=1.0)  # type: ignore[arg-type]
+    assert timeouts == [timedelta(seconds=1)], "another rank's failure must not block the store for longer"
     assert {seen[name] for name in probes.TORCH_NCCL} == {"0"}
     assert seen["level"] == "OFF"
