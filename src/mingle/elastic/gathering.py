@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -106,7 +106,9 @@ class Gathering(Loop):
         """Set whenever ``lost`` or ``ended`` becomes set; cleared by :meth:`gather`."""
         self._settings = settings
         self._policy = policy
-        self._identity = process_identity(settings, minimum=policy.nodes.minimum, unit="node")
+        self._identity = process_identity(
+            settings, minimum=policy.nodes.minimum, unit="node", addresses=self._addresses
+        )
         self._pid = os.getpid()
         self._quiet = settings.progress == "off"
         self._key: JobKey | None = None
@@ -120,6 +122,9 @@ class Gathering(Loop):
         """What the caller has to find out about this machine."""
         self._losses = 0
         self._closed = False
+
+    def _addresses(self) -> Collection[str]:
+        return self.driver.interfaces.addresses()
 
     # --- what is known ---------------------------------------------------------------------------------------------
 

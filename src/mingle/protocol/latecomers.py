@@ -53,14 +53,16 @@ class Latecomers:
         self._proofs: dict[bytes, Proof] = {}
         """What is known of the connections of latecomers to the members, by the latecomers that were asked to dial."""
         self._dialed: dict[bytes, frozenset[bytes]] = {}
-        """Whom each of them was asked to dial, without those that it has not reached; kept once it is a member."""
+        """The processes to whose nodes each of them has dialed, or was asked to; kept once it is a member."""
+        self._doubtful: dict[bytes, frozenset[bytes]] = {}
+        """Those of them that were no members when it was asked."""
 
     def proofs(self) -> list[Proof]:
         """Return the proofs of the mesh that are under way."""
         return list(self._proofs.values())
 
     def _lacks_members(self, seat: Seated) -> bool:
-        """Return whether there is a member of which neither it has dialed the latecomer nor the latecomer it."""
+        """Return whether there is a member that has not dialed the latecomer's node, nor the latecomer its node."""
         nobody = frozenset[bytes]()
         unknown = self._seats.keys() - self._dialed.get(seat.member, nobody)
         return self._mesh != "off" and any(seat.member not in self._dialed.get(each, nobody) for each in unknown)
@@ -88,6 +90,7 @@ class Latecomers:
         known = [each for each in waiting if any(path.host_address == network for path in each.paths)]
         others = {**seats, **{each.member: each for each in known}}
         self._dialed[seat.member] = frozenset(others)
+        self._doubtful[seat.member] = frozenset(others) - seats.keys()
         proof = mesh_proof.begin_for(seat, network, seats.host, others)
         if not proof.targets(seat.member):
             return plain
@@ -100,10 +103,14 @@ class Latecomers:
         """Send SEALED to a latecomer that has confirmed, unless it has not reached the store's address or a member."""
         seat, seats, paths = latecomer.seat, self._seats, frame.paths
         seat.paths = paths
+        proof, doubtful = self._proofs.get(seat.member), self._doubtful.get(seat.member, frozenset())
+        if proof is not None and self._mesh == "on":
+            self._dialed[seat.member] -= proof.unreached(frame.failures)
         failures = [each for each in frame.failures if each.member in seats]
-        # A member whose machine has just failed is still counted: that is no path to complain of.
-        in_doubt = not all(self._admission.answers(each.member, now) for each in failures)
-        if in_doubt or not self._admission.admits(now) or self._lacks_members(seat):
+        # A member whose machine has just failed is still counted, and for a latecomer that was stopped nobody has
+        # waited: that is no path to complain of.
+        in_doubt = any(each.member in doubtful or not self._admission.answers(each.member, now) for each in failures)
+        if in_doubt or not self._admission.admits(now):
             latecomer.asked = False
             return
         if committed.store_address not in {path.host_address for path in paths}:
@@ -112,7 +119,10 @@ class Latecomers:
             refusal = frames.Refused(reason="network", detail=detail, who=seats.host.applicant.who)
             self._refuse(conn, seat.applicant, refusal)
             return
-        if self._leaves_out(seat, conn, frame.failures):
+        if self._leaves_out(seat, conn, failures):
+            return
+        if self._lacks_members(seat):
+            latecomer.asked = False
             return
         others = (each.place for each in seats.latecomers.values() if each is not latecomer)
         taken = {each.rank for each in (*committed.places.values(), *others) if each is not None}
@@ -137,9 +147,7 @@ class Latecomers:
         seats, proof = self._seats, self._proofs.pop(seat.member, None)
         if proof is None:
             return False
-        if self._mesh == "on":
-            self._dialed[seat.member] -= {each.member for each in failures}
-        proof.add(seat.member, [each for each in failures if each.member in seats])
+        proof.add(seat.member, failures)
         if not proof.failures:
             return False
         left_out = mesh_report.without(proof, seat.member)
@@ -171,9 +179,10 @@ class Latecomers:
         self.lost(seat.member)
 
     def lost(self, member: bytes) -> None:
-        """Take note that a latecomer or a member is gone."""
-        self._proofs.pop(member, None)
-        self._dialed.pop(member, None)
+        """Take note that a latecomer or a member is gone; it can come back with another address."""
+        for known in (self._proofs, self._dialed, self._doubtful):
+            known.pop(member, None)
+        self._dialed = {one: others - {member} for one, others in self._dialed.items()}
 
     def overdue(self, now: float) -> list[int]:
         """Return the connections of the latecomers that have taken too long."""

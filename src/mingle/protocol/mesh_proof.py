@@ -7,15 +7,15 @@ could not reach comes with CONFIRMED; a target that accepts connections and does
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct, field, structs
 
 from mingle.protocol.mesh import NETWORK_SECONDS, sampled, targets_of
-from mingle.protocol.seating import place
+from mingle.protocol.seating import NodeKey, node_keys, place
 from mingle.protocol.seats import HostSeat, Seated
-from mingle.wire.frames import MAX_SUSPECTS, Blocked, Confirm, Failure, Place, ProcessInfo, Target
+from mingle.wire.frames import MAX_SUSPECTS, Blocked, Confirm, Failure, Join, ProcessInfo, Target
 
 Pair: TypeAlias = tuple[int, int]
 """The numbers of two nodes: the one that dials, and the one that is dialed."""
@@ -68,6 +68,8 @@ class Proof(Struct):
     """What they have found out."""
     asked: dict[Pair, bool] = field(default_factory=dict)
     """The connections that go on unanswered, and whether it is known that the process at the other end runs."""
+    stands_for: Mapping[bytes, frozenset[bytes]] = field(default_factory=dict)
+    """Of a newcomer's targets: the processes on the node of each."""
 
     @property
     def _numbers(self) -> dict[bytes, int]:
@@ -130,6 +132,10 @@ class Proof(Struct):
         if number is not None:
             self.asked = {pair: runs for pair, runs in self.asked.items() if pair[0] != number}
 
+    def unreached(self, failures: Iterable[Failure]) -> frozenset[bytes]:
+        """Return the processes whose nodes a newcomer has not reached."""
+        return frozenset().union(*(self.stands_for.get(each.member, ()) for each in failures))
+
     # --- processes that do not answer ------------------------------------------------------------------------------
 
     def ask(self, member: bytes, target: bytes) -> bool:
@@ -158,23 +164,25 @@ class Proof(Struct):
         return {self.nodes[one].member for one, _ in self.asked}
 
 
-def begin(
-    network: str, host: HostSeat, seats: Mapping[bytes, Seated], places: Sequence[Place], *, seconds: float, last: bool
-) -> Proof:
+def begin(network: str, host: HostSeat, seats: Iterable[Seated], *, seconds: float, last: bool) -> Proof:
     """Return the proof of the mesh on a network, with one process of each node.
+
+    Containers with addresses of their own are nodes of their own, also where a launcher counts them as one.
 
     Args:
         network: the host's address on it.
         host: the host's own seat.
-        seats: all members.
-        places: the place of each of them, in the same order.
+        seats: of all members, the host's first.
         seconds: how long a target that does not answer is dialed.
         last: whether no other network is left.
     """
-    nodes: dict[int, Node] = {}
-    for seat, where in sorted(zip(seats.values(), places, strict=True), key=lambda each: each[1].rank):
-        if where.node_rank not in nodes and seat.applicant.mesh_port:
-            nodes[where.node_rank] = _node(seat, network, host if seat.member == host.member else None)
+    everyone = list(seats)
+    applicants = _applicants(everyone)
+    ranks = [where.rank for where in place(applicants, len(everyone))]
+    nodes: dict[NodeKey, Node] = {}
+    for _, seat, key in sorted(zip(ranks, everyone, node_keys(applicants), strict=True), key=lambda each: each[0]):
+        if key not in nodes and seat.applicant.mesh_port:
+            nodes[key] = _node(seat, network, host if seat.member == host.member else None)
     length = host.prefix_lengths.get(network)
     subnet = str(ipaddress.ip_network(f"{network}/{length}", strict=False)) if length else network
     return Proof(network, subnet, list(nodes.values()), seconds, last)
@@ -190,22 +198,25 @@ def begin_for(newcomer: Seated, network: str, host: HostSeat, seats: Mapping[byt
         seats: all members, and other newcomers.
     """
     everyone = [*(seat for seat in seats.values() if seat.member != newcomer.member), newcomer]
-    places = place([structs.replace(seat.applicant, paths=seat.paths) for seat in everyone], len(everyone))
-    own = places[-1].node_rank
+    keys = node_keys(_applicants(everyone))
     # Another process of a node can be one that was killed and still counts: the last to come stands for its node, and
     # the newcomer for its own.
-    standing: dict[int, tuple[Seated, Place]] = {}
-    for seat, where in zip(everyone, places, strict=True):
-        before = standing.get(where.node_rank)
-        if seat.applicant.mesh_port and (before is None or before[0].member != host.member):
-            standing[where.node_rank] = seat, where
-    standing[own] = newcomer, places[-1]
-    involved = {seat.member: seat for seat, _ in standing.values()}
-    proof = begin(
-        network, host, involved, [where for _, where in standing.values()], seconds=NETWORK_SECONDS, last=True
-    )
+    standing: dict[NodeKey, Seated] = {}
+    together: dict[NodeKey, set[bytes]] = {}
+    for key, seat in zip(keys, everyone, strict=True):
+        together.setdefault(key, set()).add(seat.member)
+        if seat.applicant.mesh_port and (key not in standing or standing[key].member != host.member):
+            standing[key] = seat
+    standing[keys[-1]] = newcomer
+    proof = begin(network, host, standing.values(), seconds=NETWORK_SECONDS, last=True)
     nodes = [structs.replace(node, dials=node.member == newcomer.member) for node in proof.nodes]
-    return structs.replace(proof, nodes=nodes)
+    stands_for = {seat.member: frozenset(together[key]) for key, seat in standing.items()}
+    return structs.replace(proof, nodes=nodes, stands_for=stands_for)
+
+
+def _applicants(seats: Iterable[Seated]) -> list[Join]:
+    """Return what members have asked for, with the paths that they have proved since."""
+    return [structs.replace(seat.applicant, paths=seat.paths) for seat in seats]
 
 
 def _node(seat: Seated, network: str, host: HostSeat | None) -> Node:

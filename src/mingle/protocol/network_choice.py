@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 from mingle.protocol import mesh, mesh_proof
 from mingle.protocol.machine import Mesh
 from mingle.protocol.mesh_proof import Proof
-from mingle.protocol.seating import common_address, place
+from mingle.protocol.seating import common_address
 from mingle.protocol.seats import Seats
 
 LEAST_SECONDS = 0.5
@@ -86,16 +85,15 @@ class NetworkChoice:
             return None
         network, last = self._common(without=self._broken), False
         seconds = mesh.NEXT_NETWORK_SECONDS if self._broken else mesh.NETWORK_SECONDS
-        if network is None and self._broken:
+        if network is None:
             # Once more on the first network: a path that was cut for a moment must not end the job.
-            network, seconds, last = next(iter(self._broken)), mesh.AGAIN_SECONDS, True
+            network = next((each for each in self._broken if each in seats.host.addresses), None)
+            seconds, last = mesh.AGAIN_SECONDS, True
         if network is None:
             return None
         # The error that names the nodes has to come before the deadline.
         seconds = min(seconds, max(LEAST_SECONDS, (self._deadline - now) / 3))
-        applicants = [msgspec.structs.replace(seat.applicant, paths=seat.paths) for seat in seats.values()]
-        places = place(applicants, seats.size)
-        proof = mesh_proof.begin(network, seats.host, seats, places, seconds=seconds, last=last)
+        proof = mesh_proof.begin(network, seats.host, seats.values(), seconds=seconds, last=last)
         if last:
             proof.suspects = mesh_proof.suspects(self._broken[network])
         return proof if proof.is_needed else None

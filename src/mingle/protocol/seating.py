@@ -17,7 +17,7 @@ from mingle.protocol.seats import HostSeat, machine_of
 from mingle.wire.frames import Join, Path, Place
 
 _Subnet: TypeAlias = IPv4Network | IPv6Network
-_Key: TypeAlias = tuple[str, int]
+NodeKey: TypeAlias = tuple[str, int]
 
 
 def place(applicants: Sequence[Join], world_size: int) -> list[Place]:
@@ -32,7 +32,7 @@ def place(applicants: Sequence[Join], world_size: int) -> list[Place]:
         applicants: the members, the host first, the others in order (:meth:`~mingle.protocol.seats.Seats.in_order`).
         world_size: of the job.
     """
-    keys = _node_keys(applicants)
+    keys = node_keys(applicants)
     nodes = _grouped(keys)
     if _told_local_ranks(applicants, nodes) is None:
         told = _grouped(map(_told_node, applicants, keys))
@@ -85,7 +85,7 @@ def _addresses(applicant: Join) -> _Addresses:
     return _Addresses(used.union(applicant.addresses) if applicant.addresses else frozenset(), used)
 
 
-def _node_keys(applicants: Iterable[Join]) -> list[_Key]:
+def node_keys(applicants: Iterable[Join]) -> list[NodeKey]:
     """Return the node of each applicant: its key, and which of the machines with that key it is on.
 
     Boot ids and machine ids are equal on clones of a virtual machine. All processes of one machine have the same
@@ -104,15 +104,15 @@ def _node_keys(applicants: Iterable[Join]) -> list[_Key]:
     return keys
 
 
-def _grouped(keys: Iterable[_Key]) -> list[list[int]]:
+def _grouped(keys: Iterable[NodeKey]) -> list[list[int]]:
     """Return the indices of equal keys, in the order in which each key comes first."""
-    groups: dict[_Key, list[int]] = {}
+    groups: dict[NodeKey, list[int]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(key, []).append(index)
     return list(groups.values())
 
 
-def _told_node(applicant: Join, key: _Key) -> _Key:
+def _told_node(applicant: Join, key: NodeKey) -> NodeKey:
     """Return the node by what its launcher says: containers of one machine can share it, with all devices."""
     return key if applicant.node_rank is None else (f"{machine_of(applicant)}/told:{applicant.node_rank}", 0)
 

@@ -345,6 +345,49 @@ def test_the_last_process_to_come_stands_for_its_machine_unless_the_host_does(wh
     assert "".join(sorted(running.targets("E"))) == asked
 
 
+def test_latecomer_that_did_not_reach_who_stands_for_a_member_dials_again() -> None:
+    """Both live on one machine: the old one ends while the new one is started."""
+    running = Running()
+    seat = Seated(member("D"), ord("D"), structs.replace(join("D"), node="B"), paths("D", STORE))
+    running.late.add(seat, 0.0)
+    running.join("E")
+    running.port.take()
+    running.confirm("E", "D")
+    assert running.sealed("E") == []
+    running.ask()
+    assert "D" in running.targets("E")
+    running.admit("E")
+
+
+def test_failure_against_one_that_was_no_member_when_it_was_dialed_is_tried_again() -> None:
+    """Nobody has waited for it, if it was stopped then."""
+    running = Running()
+    running.join("DE")
+    running.port.take()
+    running.admit("D")
+    running.confirm("E", "D", "silent")
+    assert running.refused == []
+    assert running.sealed("E") == []
+    running.ask()
+    assert "D" in running.targets("E")
+    running.confirm("E", "D")
+    assert [conn for conn, _ in running.refused] == [ord("E")], "it was a member this time"
+
+
+def test_latecomer_that_comes_back_is_dialed_anew() -> None:
+    """It can have another address by then."""
+    running = Running()
+    running.join("DE")
+    running.port.take()
+    running.late.forget(running.seats.latecomers[member("D")].seat)
+    running.join("D")
+    running.admit("D", "E")
+    running.confirm("E")
+    assert running.sealed("E") == []
+    running.ask()
+    assert "D" in running.targets("E")
+
+
 def test_pair_of_latecomers_is_dialed_by_one_of_them() -> None:
     running = Running()
     running.join("DE")

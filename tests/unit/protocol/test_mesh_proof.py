@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import structs
+
 from mingle.protocol import mesh_proof
 from mingle.protocol.mesh_proof import Pair, Proof, begin
-from mingle.protocol.seating import place
 from mingle.protocol.seats import HostSeat, Seated, Seats
 from mingle.wire.frames import Failure, Join, Path, ProcessInfo
 from tests.support.mesh_proofs import member, proof
@@ -29,7 +30,7 @@ def begun(*applicants: Join, length: int = 24) -> Proof:
     seats = Seats(host, 4)
     for number, each in enumerate(applicants[1:], start=1):
         seats.take(Seated(member(number), number, each, each.paths))
-    return begin("10.0.0.1", host, seats, place(applicants, 4), seconds=6.0, last=False)
+    return begin("10.0.0.1", host, seats.values(), seconds=6.0, last=False)
 
 
 def addresses(made: Proof, number: int) -> list[str]:
@@ -47,6 +48,23 @@ def test_one_process_of_each_node_takes_part() -> None:
     made = begun(applicant(0, node="a"), applicant(1, node="a", local="10.0.0.1"), applicant(2), applicant(3))
     assert addresses(made, 0) == ["10.0.0.3", "10.0.0.4"]
     assert not addresses(made, 1)
+
+
+def test_containers_of_a_machine_that_a_launcher_counts_as_one_node_take_part_each() -> None:
+    made = begun(
+        *(
+            structs.replace(
+                applicant(number),
+                node=f"container{number}",
+                addresses=(f"10.0.0.{number + 1}",),
+                local_rank=number % 2,
+                local_world_size=2,
+                node_rank=number // 2,
+            )
+            for number in range(4)
+        )
+    )
+    assert addresses(made, 0) == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
 
 
 def test_member_that_takes_no_part_is_left_out() -> None:

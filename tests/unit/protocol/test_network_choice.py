@@ -149,6 +149,15 @@ def test_network_is_proved_once_more_before_the_job_fails() -> None:
     assert list(broken.proof.failures) == [(0, 2), (2, 0)]
 
 
+def test_network_that_has_gone_from_the_host_is_not_proved_once_more() -> None:
+    session = joined()
+    assert session.confirm(BROKEN) == AnotherProof()
+    session.ask()
+    session.seats.host = structs.replace(session.seats.host, applicant=join(0, (2,)))
+    assert session.confirm(BROKEN, networks=(2,)) == AnotherProof()
+    assert session.ask() == (SECOND, mesh.AGAIN_SECONDS)
+
+
 def test_path_that_is_back_at_the_second_try_ends_nothing() -> None:
     session = joined(networks=(1,))
     assert session.confirm(BROKEN, networks=(1,)) == AnotherProof()
