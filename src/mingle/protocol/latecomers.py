@@ -52,7 +52,7 @@ class Latecomers:
         self._mesh = mesh
         self._proofs: dict[bytes, Proof] = {}
         """What is known of the connections of latecomers to the members, by the latecomers that were asked to dial."""
-        self._dialed: dict[bytes, frozenset[bytes]] = {}
+        self._dialed: dict[bytes, set[bytes]] = {}
         """The processes to whose nodes each of them has dialed, or was asked to; kept once it is a member."""
         self._doubtful: dict[bytes, frozenset[bytes]] = {}
         """Those of them that were no members when it was asked."""
@@ -63,7 +63,7 @@ class Latecomers:
 
     def _lacks_members(self, seat: Seated) -> bool:
         """Return whether there is a member that has not dialed the latecomer's node, nor the latecomer its node."""
-        nobody = frozenset[bytes]()
+        nobody = set[bytes]()
         unknown = self._seats.keys() - self._dialed.get(seat.member, nobody)
         return self._mesh != "off" and any(seat.member not in self._dialed.get(each, nobody) for each in unknown)
 
@@ -89,7 +89,7 @@ class Latecomers:
         waiting = [each.seat for each in seats.latecomers.values() if each.asked]
         known = [each for each in waiting if any(path.host_address == network for path in each.paths)]
         others = {**seats, **{each.member: each for each in known}}
-        self._dialed[seat.member] = frozenset(others)
+        self._dialed[seat.member] = set(others)
         self._doubtful[seat.member] = frozenset(others) - seats.keys()
         proof = mesh_proof.begin_for(seat, network, seats.host, others)
         if not proof.targets(seat.member):
@@ -103,13 +103,14 @@ class Latecomers:
         """Send SEALED to a latecomer that has confirmed, unless it has not reached the store's address or a member."""
         seat, seats, paths = latecomer.seat, self._seats, frame.paths
         seat.paths = paths
-        proof, doubtful = self._proofs.get(seat.member), self._doubtful.get(seat.member, frozenset())
+        failures = [each for each in frame.failures if each.member in seats]
+        # That is no path to complain of: a member whose machine has just failed is still counted, for a latecomer that
+        # was stopped nobody has waited, and one that has come back can have another address.
+        certain = self._dialed.get(seat.member, set()) - self._doubtful.get(seat.member, frozenset())
+        in_doubt = any(each.member not in certain or not self._admission.answers(each.member, now) for each in failures)
+        proof = self._proofs.get(seat.member)
         if proof is not None and self._mesh == "on":
             self._dialed[seat.member] -= proof.unreached(frame.failures)
-        failures = [each for each in frame.failures if each.member in seats]
-        # A member whose machine has just failed is still counted, and for a latecomer that was stopped nobody has
-        # waited: that is no path to complain of.
-        in_doubt = any(each.member in doubtful or not self._admission.answers(each.member, now) for each in failures)
         if in_doubt or not self._admission.admits(now):
             latecomer.asked = False
             return
@@ -182,7 +183,8 @@ class Latecomers:
         """Take note that a latecomer or a member is gone; it can come back with another address."""
         for known in (self._proofs, self._dialed, self._doubtful):
             known.pop(member, None)
-        self._dialed = {one: others - {member} for one, others in self._dialed.items()}
+        for others in self._dialed.values():
+            others.discard(member)
 
     def overdue(self, now: float) -> list[int]:
         """Return the connections of the latecomers that have taken too long."""

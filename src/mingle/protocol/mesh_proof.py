@@ -17,6 +17,7 @@ from mingle.protocol.seating import NodeKey, node_keys, place
 from mingle.protocol.seats import HostSeat, Seated
 from mingle.wire.frames import MAX_SUSPECTS, Blocked, Confirm, Failure, Join, ProcessInfo, Target
 
+_Key: TypeAlias = tuple[NodeKey, int | None]
 Pair: TypeAlias = tuple[int, int]
 """The numbers of two nodes: the one that dials, and the one that is dialed."""
 
@@ -167,8 +168,6 @@ class Proof(Struct):
 def begin(network: str, host: HostSeat, seats: Iterable[Seated], *, seconds: float, last: bool) -> Proof:
     """Return the proof of the mesh on a network, with one process of each node.
 
-    Containers with addresses of their own are nodes of their own, also where a launcher counts them as one.
-
     Args:
         network: the host's address on it.
         host: the host's own seat.
@@ -177,15 +176,12 @@ def begin(network: str, host: HostSeat, seats: Iterable[Seated], *, seconds: flo
         last: whether no other network is left.
     """
     everyone = list(seats)
-    applicants = _applicants(everyone)
-    ranks = [where.rank for where in place(applicants, len(everyone))]
-    nodes: dict[NodeKey, Node] = {}
-    for _, seat, key in sorted(zip(ranks, everyone, node_keys(applicants), strict=True), key=lambda each: each[0]):
-        if key not in nodes and seat.applicant.mesh_port:
-            nodes[key] = _node(seat, network, host if seat.member == host.member else None)
-    length = host.prefix_lengths.get(network)
-    subnet = str(ipaddress.ip_network(f"{network}/{length}", strict=False)) if length else network
-    return Proof(network, subnet, list(nodes.values()), seconds, last)
+    ranks = [where.rank for where in place(_applicants(everyone), len(everyone))]
+    standing: dict[_Key, Seated] = {}
+    for _, seat, key in sorted(zip(ranks, everyone, _keys(everyone), strict=True), key=lambda each: each[0]):
+        if seat.applicant.mesh_port:
+            standing.setdefault(key, seat)
+    return _proof(network, host, standing.values(), seconds=seconds, last=last)
 
 
 def begin_for(newcomer: Seated, network: str, host: HostSeat, seats: Mapping[bytes, Seated]) -> Proof:
@@ -198,17 +194,17 @@ def begin_for(newcomer: Seated, network: str, host: HostSeat, seats: Mapping[byt
         seats: all members, and other newcomers.
     """
     everyone = [*(seat for seat in seats.values() if seat.member != newcomer.member), newcomer]
-    keys = node_keys(_applicants(everyone))
+    keys = _keys(everyone)
     # Another process of a node can be one that was killed and still counts: the last to come stands for its node, and
     # the newcomer for its own.
-    standing: dict[NodeKey, Seated] = {}
-    together: dict[NodeKey, set[bytes]] = {}
+    standing: dict[_Key, Seated] = {}
+    together: dict[_Key, set[bytes]] = {}
     for key, seat in zip(keys, everyone, strict=True):
         together.setdefault(key, set()).add(seat.member)
         if seat.applicant.mesh_port and (key not in standing or standing[key].member != host.member):
             standing[key] = seat
     standing[keys[-1]] = newcomer
-    proof = begin(network, host, standing.values(), seconds=NETWORK_SECONDS, last=True)
+    proof = _proof(network, host, standing.values(), seconds=NETWORK_SECONDS, last=True)
     nodes = [structs.replace(node, dials=node.member == newcomer.member) for node in proof.nodes]
     stands_for = {seat.member: frozenset(together[key]) for key, seat in standing.items()}
     return structs.replace(proof, nodes=nodes, stands_for=stands_for)
@@ -217,6 +213,24 @@ def begin_for(newcomer: Seated, network: str, host: HostSeat, seats: Mapping[byt
 def _applicants(seats: Iterable[Seated]) -> list[Join]:
     """Return what members have asked for, with the paths that they have proved since."""
     return [structs.replace(seat.applicant, paths=seat.paths) for seat in seats]
+
+
+def _keys(seats: Iterable[Seated]) -> list[_Key]:
+    """Return the node of each member, as far as connections go.
+
+    Containers that share a network namespace are one node, and those with addresses of their own are not, whatever a
+    launcher says. Its word only tells clones apart of whose addresses nothing is known.
+    """
+    applicants = _applicants(seats)
+    networks = [structs.replace(each, node=each.node.partition("/pid:")[0]) for each in applicants]
+    return [(key, each.node_rank) for key, each in zip(node_keys(networks), applicants, strict=True)]
+
+
+def _proof(network: str, host: HostSeat, standing: Iterable[Seated], *, seconds: float, last: bool) -> Proof:
+    nodes = [_node(seat, network, host if seat.member == host.member else None) for seat in standing]
+    length = host.prefix_lengths.get(network)
+    subnet = str(ipaddress.ip_network(f"{network}/{length}", strict=False)) if length else network
+    return Proof(network, subnet, nodes, seconds, last)
 
 
 def _node(seat: Seated, network: str, host: HostSeat | None) -> Node:

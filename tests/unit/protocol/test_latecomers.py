@@ -388,6 +388,22 @@ def test_latecomer_that_comes_back_is_dialed_anew() -> None:
     assert "D" in running.targets("E")
 
 
+def test_failure_against_a_member_that_has_come_back_is_tried_again() -> None:
+    """Its old address was dialed."""
+    running = Running()
+    running.join("E")
+    running.port.take()
+    seat = running.seats[member("B")]
+    running.seats.free(seat)
+    running.late.lost(member("B"))
+    running.seats.take(seat)
+    running.confirm("E", "B")
+    assert running.refused == []
+    running.ask()
+    assert "B" in running.targets("E")
+    running.admit("E")
+
+
 def test_pair_of_latecomers_is_dialed_by_one_of_them() -> None:
     running = Running()
     running.join("DE")

@@ -67,6 +67,18 @@ def test_containers_of_a_machine_that_a_launcher_counts_as_one_node_take_part_ea
     assert addresses(made, 0) == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
 
 
+def test_containers_that_share_a_network_namespace_are_one_node() -> None:
+    made = begun(*(structs.replace(applicant(n), node=f"boot:a/net:{n // 2}/pid:{n}") for n in range(4)))
+    assert addresses(made, 0) == ["10.0.0.3"]
+    assert addresses(made, 2) == ["10.0.0.1"]
+    assert not addresses(made, 1)
+
+
+def test_clones_of_whose_addresses_nothing_is_known_are_told_apart_by_their_launcher() -> None:
+    made = begun(*(structs.replace(applicant(number), node="boot:a", node_rank=number) for number in range(4)))
+    assert addresses(made, 0) == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
+
+
 def test_member_that_takes_no_part_is_left_out() -> None:
     made = begun(applicant(0), applicant(1), applicant(2, port=0), applicant(3))
     assert addresses(made, 1) == ["10.0.0.4", "10.0.0.1"]
