@@ -54,6 +54,10 @@ class BucketReply(Struct, frozen=True, omit_defaults=True):
     fix: str = ""
 
 
+# Made here, and not by the first call: each folder has a thread (see `mingle.check.control`).
+_decoder = msgspec.json.Decoder(BucketReply)
+
+
 class Bucket:
     """The objects of one job below a URL that fsspec opens.
 
@@ -154,7 +158,7 @@ class Helper:
             raise self._failure
         try:
             self._socket.sendall(_line(BucketRequest(operation, name, data)))
-            reply = msgspec.json.decode(self._receive_line(), type=BucketReply)
+            reply = _decoder.decode(self._receive_line())
         except (OSError, msgspec.DecodeError) as error:
             raise self._ended(error) from None
         if reply.what:

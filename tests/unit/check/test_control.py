@@ -17,12 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mingle.check import control
 from tests.support.evidence import HELLO
+from tests.support.fresh_calls import files_run_by
 from tests.support.loopback import until
 
 
@@ -284,6 +286,14 @@ class _Tasks:
 
     def add(self, *, one: int, other: int) -> int:
         return one + other
+
+
+def test_no_type_is_looked_at_when_the_first_caller_comes() -> None:
+    """Each caller has a thread: two of them that did so at once could crash in msgspec, and with it rank 0."""
+    question = msgspec.json.encode({"token": "t", "hello": HELLO, "probe": HELLO})
+    ran = files_run_by(f"control.question_of({question!r})", after="from mingle.check import control")
+    assert any("control" in file for file in ran)
+    assert not [file for file in ran if "msgspec" in file]
 
 
 def test_a_task_that_hangs_gives_way_to_the_next() -> None:
