@@ -9,40 +9,29 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import threading
 import time
 
-import torch.distributed  # noqa: F401 - a training script has imported it before it calls mingle
-from tests.lab import Host, Lab, report
+from tests.lab import Host, Lab
 
-import mingle
+from benchmarks import assigned_ranks
 
 SIZES = (2, 4, 16)
 APART_SECONDS = 8.0
 """How long the ranks are alone: far longer than one waits before it hosts."""
-TIMEOUT = 120.0
-
-
-def rank(job: str, world_size: int) -> None:
-    """Take part, and stay until the end of the round."""
-    report("waiting")
-    mingle.discover(job, world_size=world_size, discovery_timeout=TIMEOUT)
-    report("done", at=time.monotonic())
-    threading.Event().wait()
 
 
 def measure(lab: Lab, hosts: list[Host], number: int) -> float:
     """Return the seconds from the end of the split until the last rank has GO."""
     (network,) = lab.networks
     lab.split(network, *([host] for host in hosts))
-    ranks = [host.start(rank, f"merge {number}", len(hosts)) for host in hosts]
+    ranks = [host.start(assigned_ranks.discover, f"merge {number}", len(hosts)) for host in hosts]
     try:
         for each in ranks:
-            each.wait_for("waiting", TIMEOUT)
+            each.wait_for("waiting", assigned_ranks.TIMEOUT)
         time.sleep(APART_SECONDS)
         joined = time.monotonic()
         lab.join(network)
-        return max(float(each.wait_for("done", TIMEOUT)["at"]) for each in ranks) - joined
+        return max(float(each.wait_for("done", assigned_ranks.TIMEOUT)["at"]) for each in ranks) - joined
     finally:
         for each in ranks:
             each.kill()
