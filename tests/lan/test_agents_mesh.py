@@ -334,6 +334,7 @@ def test_random_schedules(seeds: range) -> None:
 def trust_latecomers(patch: pytest.MonkeyPatch) -> None:
     """Seat a latecomer whatever it could not reach."""
     patch.setattr(Latecomers, "_leaves_out", lambda *_: False)
+    patch.setattr(Latecomers, "_lacks_members", lambda *_: False)
 
 
 def found_with_a_broken_mesh(patch: pytest.MonkeyPatch) -> None:
