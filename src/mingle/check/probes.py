@@ -133,13 +133,13 @@ class Probes:
             os.environ.update(TORCH_NCCL)
             dist.set_debug_level(dist.DebugLevel.OFF)  # DETAIL brings the watchdog back
             self._device("cuda")
-        self._hold_store(seconds)
+        self._limit_store(seconds)
         rank, size = self._job.rank, self._job.world_size
         dist.init_process_group(
             backend, store=self._store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
         )
 
-    def _hold_store(self, seconds: float) -> None:
+    def _limit_store(self, seconds: float) -> None:
         """Let no call of torch hold the store, which serves one at a time, for longer than a step takes."""
         self._store.set_timeout(timedelta(seconds=seconds))
 
@@ -264,7 +264,7 @@ class Probes:
             seconds: the patience of torch.
             window: how many seconds one direction is measured.
         """
-        self._hold_store(seconds)
+        self._limit_store(seconds)
         kind: Any = dist.ProcessGroupNCCL if at.type == "cuda" else dist.ProcessGroupGloo
         store = dist.PrefixStore(f"mingle-check/{key}", self._store)
         group = kind(store, 1 - other, 2, timedelta(seconds=seconds))

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -122,9 +122,6 @@ class Gathering(Loop):
         """What the caller has to find out about this machine."""
         self._losses = 0
         self._closed = False
-
-    def _addresses(self) -> Collection[str]:
-        return self.driver.interfaces.addresses()
 
     # --- what is known ---------------------------------------------------------------------------------------------
 

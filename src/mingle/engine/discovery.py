@@ -287,9 +287,6 @@ class Discovery(Loop):
         if self.settings.peers:
             codecs.lookup("idna")  # of the names that the resolver's threads look up
 
-    def _addresses(self) -> Collection[str]:
-        return self.driver.interfaces.addresses()
-
     # --- the caller ------------------------------------------------------------------------------------------------
 
     def run(self) -> Formation:

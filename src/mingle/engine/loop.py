@@ -21,7 +21,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -78,6 +78,10 @@ class Loop:
         self._stage = ""
         self._inspect_from = float("-inf")
         """When this machine may be looked at again."""
+
+    def _addresses(self) -> Collection[str]:
+        """Return all addresses of this machine, once the driver is open."""
+        return self.driver.interfaces.addresses()
 
     # --- what callers do -------------------------------------------------------------------------------------------
 
