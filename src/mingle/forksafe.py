@@ -2,7 +2,7 @@
 
 A DataLoader worker is a fork of its rank. Were it to inherit the rank's sockets, the port of a killed rank 0
 would go on accepting connections for as long as the worker lives, and the connections of the dead rank would
-never see end-of-file. Every socket the package opens is therefore registered here, and the child closes its
+never see end-of-file. Every socket that a job keeps open is therefore registered here, and the child closes its
 copies before any other code runs in it. A program started with `exec` needs none of this: Python's
 descriptors are close-on-exec (PEP 446).
 

@@ -12,7 +12,8 @@ keep them apart:
   signals. A caller that waits does what needs more: the progress line, and whatever looks at this machine.
 - No line of the application runs in the loop: what it logs or shows, another thread hands to the application's handlers
   (:mod:`mingle.records`).
-- The loop itself opens and closes everything, so a caller that is interrupted at any line only sets a flag.
+- The loop itself opens and closes all sockets, so a caller that is interrupted at any line only sets a flag. Only
+  shared folders are opened by the caller, since a bucket needs a process, and closed by whoever ends last.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Loop:
         detached.start_explained(self._thread)
 
     def stop(self) -> None:
-        """Have the thread end, and wait for that; one that starts later ends at once. A later call does nothing."""
+        """Have the thread end, and wait for that; one that starts later ends at once. A later call changes nothing."""
         self._stopping = True
         self.call(lambda: None)
         thread = self._thread

@@ -1,8 +1,8 @@
 """Filter datagrams: each is decoded, verified and admitted before a machine hears it.
 
-Any process can send datagrams here. With a secret, the signature is checked first. Only those addresses of an OFFER
-that can be a host's are kept. An OFFER by unicast from outside our networks counts only from a peer, or with our
-signature.
+Any process can send datagrams here. With a secret, a process of a job checks the signature first. Only those addresses
+of an OFFER that can be a host's are kept. An OFFER by unicast from outside our networks counts only from a peer, or
+with our signature.
 """
 
 from __future__ import annotations

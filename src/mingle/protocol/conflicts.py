@@ -3,7 +3,7 @@
 There are two kinds. An open one takes members, too: with given ranks it is a second rank 0, and if it stays, both
 hosts report a conflict. A sealed session means that the job is already running under this id: see
 :class:`~mingle.protocol.running_check.RunningCheck`. Both kinds count once they are proved over TCP, until their
-connection ends.
+connection ends; a sealed session also while it is asked, for a limited time.
 """
 
 from __future__ import annotations

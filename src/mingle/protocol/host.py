@@ -2,8 +2,8 @@
 
 The host answers datagrams, carries its callers' frames (:class:`~mingle.protocol.callers.Callers`) to the registrar,
 and is the port through which the registrar speaks. The registrar waits while another host of the same job is alive, or
-while another run of the job is sealed. Neither is believed from a datagram: both have to prove themselves over TCP
-(:class:`~mingle.protocol.conflicts.ConflictingHosts`). What the host says of itself is its
+while another run of the job is sealed. A datagram alone delays it for a limited time: both have to prove themselves
+over TCP (:class:`~mingle.protocol.conflicts.ConflictingHosts`). What the host says of itself is its
 :class:`~mingle.protocol.description.Description`, and when it says so unasked, its
 :class:`~mingle.protocol.pacing.HostAnnouncements`.
 """

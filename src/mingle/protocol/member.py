@@ -48,7 +48,7 @@ from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer, Seek
 
 SUSPECT_SECONDS = 2.0
-"""The time in which a host that has not confirmed must answer once another host offers itself."""
+"""The time in which the host must answer once there is a sign that it has gone: another one offers itself, say."""
 HOST_SEEN_SECONDS = 1.0
 """The least time between two reports of the same other host to the own one."""
 LEFT_OUT_SECONDS = 30.0
@@ -113,7 +113,7 @@ class _MemberState(Struct, frozen=True):
 
     @property
     def may_form(self) -> bool:
-        """Whether the host may decide GO with this member, or has."""
+        """Whether the host may decide GO with this member, or has, as long as they are connected."""
         return False
 
 
@@ -395,7 +395,7 @@ class Joiner:
         self._answerer.accepted(event, now)
 
     def _mesh_session(self) -> KnownSession | None:
-        """The session whose mesh this member is part of: none before there is a seat, and from SEALED on."""
+        """The session whose mesh this member is part of: none before a seat is asked for, and from SEALED on."""
         link, part = self.state.link, self.part
         forming = part is None or isinstance(part.state, AwaitingConfirm | TryingPaths | AwaitingSeal)
         return link.session if link is not None and forming else None
@@ -581,7 +581,7 @@ class Joiner:
         if frame.conflict:
             self.failure = reports.closed_by_host(self.identity, frame)
         else:
-            # It has not decided GO, which would have come first on this connection, and never will.
+            # With this member it has not decided GO, which would have come first on this connection, and never will.
             session.give_up(now)
             session.confirmed, session.acknowledged = False, None
             note(self.diagnostics.hosts, session.host_name, f"it ended its session: {frame.reason}")

@@ -7,7 +7,7 @@ releases it, or that the host was not reached again for a while (`member.RETURN_
 It is treated so from CONFIRMED on, although there is no GO without its ACK: if connections break for a moment, the
 members that all wait for GO must not scatter to other sessions.
 
-The host numbers its attempts: an *epoch* begins with CONFIRM and ends with GO or VOID.
+The host numbers its attempts: an *epoch* begins with CONFIRM and ends with GO, VOID or the next CONFIRM.
 """
 
 from __future__ import annotations

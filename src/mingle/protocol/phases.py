@@ -71,11 +71,11 @@ class HandingOver(Unsealed):
 
 
 class NoCommonNetwork(Unsealed):
-    """The members were asked twice and share no address of the host, so the host fails."""
+    """The members were asked again, and share no address of the host, so the host fails."""
 
 
 class NoMesh(Unsealed):
-    """On no network that the members share do all nodes reach each other, so the host fails."""
+    """On no network that the members share do all nodes reach each other, so the host fails, or gives way."""
 
 
 class Placed(Struct):

@@ -4,12 +4,13 @@ A session forms by a two-phase commit: SEALED asks every member to prepare, ACK 
 is the abort. Only this module moves a session from one state to the next (:data:`mingle.protocol.phases.TRANSITIONS`):
 
 * Before GO every member has said, in this epoch, that it is still there (CONFIRMED) and that it has reached the store
-  (ACK). The loss of a member in between voids the epoch, and the number of a voided epoch is never used again.
+  (ACK). The loss of a member in between voids the epoch, unless it goes to lead, and the number of a voided epoch is
+  never used again.
 * GO is decided once per session. :class:`Committed` is final.
 * A member is known by its member id, and proves that it holds its seat by the seat's *token*: with both on another
   connection, it replaces the old one. If another process claims a taken rank, or a member id without the token, the
-  registrar pings the member in that seat, and a member that answers keeps the seat. Every other frame counts on the
-  connection of the seat only.
+  registrar pings the member in that seat, and a member that answers keeps the seat. Every other frame of a seat counts
+  on its connection only.
 
 Where ranks are assigned, the first member in order hosts the job, and so is rank 0. A host that is not the first asks
 it to lead once all have confirmed (LEAD). The first then opens a session of its own, and the host closes for it, as it

@@ -1,8 +1,9 @@
 """The sessions of a job that a process has heard of: one table, one connection race for each, one bound. Pure.
 
-A datagram can name any session, so the table is bounded, and nothing follows from a session until its host has proved
-it over TCP. A rank that looks for its host, a host that looks out for others, an election, and an observer keep such a
-table; what each of them does with a session that proves itself, speaks, or is lost is its :class:`SessionPolicy`.
+A datagram can name any session, so the table is bounded, and until its host has proved it over TCP, a session decides
+nothing: it is dialed, and can be waited for, for a limited time. A rank that looks for its host, a host that looks out
+for others, an election, and an observer keep such a table; what each of them does with a session that proves itself,
+speaks, or is lost is its :class:`SessionPolicy`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What travels: datagrams, frames, their proofs, the groups. Every hostile byte ends here, in one exception."""
+"""What travels: datagrams, frames, their proofs, the groups. Hostile bytes in them end here, in one exception."""
