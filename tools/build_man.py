@@ -6,22 +6,22 @@ The wheel installs them under share/man, where ``man`` finds them beside the scr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
 
 from mingle import cli
 from mingle.check.command import check
-from mingle.config.settings import VARIABLES
-from mingle.run.command import run
+from mingle.config.settings import DEFAULT_MESH, VARIABLES
+from mingle.run.command import MESH, run
 
 FOLDER = Path(__file__).parents[1] / "docs" / "man"
 DISCOVER_STATUS = [
     ("0", "Done, also with warnings, and for a `list` that found no job."),
     ("1", "`find` found no job, `list --fail-if-empty` found none, `ping` reached no host, or a check failed."),
     ("2", "Wrong usage: an option, an argument or a MINGLE_* variable cannot be used."),
-    ("130, 143", "Ended by Ctrl-C, by SIGTERM."),
+    ("130, 143", "Ended by Ctrl-C, by SIGTERM. Ctrl-C is the normal end of `watch`, `ping` and `doctor --serve`."),
 ]
 
 
@@ -50,7 +50,7 @@ def discover_page() -> str:
         lines += _definitions(option for option in options[name] if option not in shared)
         lines += [".PP", *_lines(command.epilog or "")]
     lines += [".SH OPTIONS OF SEVERAL COMMANDS", *_definitions(shared)]
-    return _text([*lines, *_tail(DISCOVER_STATUS, "mingle-check")])
+    return _text([*lines, *_tail(DISCOVER_STATUS, "mingle-check", VARIABLES)])
 
 
 def check_page() -> str:
@@ -63,7 +63,7 @@ def check_page() -> str:
         ("2", "Wrong usage."),
         ("130, 143", "Ended by Ctrl-C or SIGTERM."),
     ]
-    return _text([*lines, *_tail(status, "mingle-discover")])
+    return _text([*lines, *_tail(status, "mingle-discover", VARIABLES)])
 
 
 def run_page() -> str:
@@ -77,7 +77,9 @@ def run_page() -> str:
         ("2", "Wrong usage."),
         ("other", "The status of the command; 128 and the signal's number if a signal has ended it."),
     ]
-    return _text([*lines, *_tail(status, "mingle-discover")])
+    variables = {name: text for name, text in VARIABLES.items() if name not in {"MINGLE_RANK", "MINGLE_WORLD_SIZE"}}
+    variables["MINGLE_MESH"] = variables["MINGLE_MESH"].replace(f"default {DEFAULT_MESH}", f"default {MESH}")
+    return _text([*lines, *_tail(status, "mingle-discover", variables)])
 
 
 def _head(name: str, command: click.Command, usage: str) -> list[str]:
@@ -90,8 +92,8 @@ def _head(name: str, command: click.Command, usage: str) -> list[str]:
     ]
 
 
-def _tail(status: Iterable[tuple[str, str]], other: str) -> Iterator[str]:
-    yield from (".SH ENVIRONMENT", *_definitions(VARIABLES.items()))
+def _tail(status: Iterable[tuple[str, str]], other: str, variables: Mapping[str, str]) -> Iterator[str]:
+    yield from (".SH ENVIRONMENT", *_definitions(variables.items()))
     yield from (".SH EXIT STATUS", *_definitions(status))
     yield from (".SH SEE ALSO", f".BR {_escaped(other)} (1)")
 

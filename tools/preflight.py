@@ -7,7 +7,7 @@ with the same module, has wheels. Usage::
 
     python3 tools/preflight.py && python3 -m pip install .
 
-An installed netifaces, or a wheel of it in wheelhouse/ or in the folders of PIP_FIND_LINKS, does as well. The exit
+An installed netifaces, or a wheel of it in the folders of PIP_FIND_LINKS, does as well. The exit
 status is 0 if the installation can start, else 1.
 
 make and the Dockerfile install netifaces-plus where netifaces cannot be had, and call the script with an option:
@@ -125,7 +125,7 @@ def netifaces_is_there(fresh=False):
     """Return whether pip finds netifaces without compiling it; the module can be that of netifaces-plus."""
     if not fresh and netifaces_is_installed():
         return True
-    folders = [Path(__file__).parent / "wheelhouse", *map(Path, os.environ.get("PIP_FIND_LINKS", "").split())]
+    folders = map(Path, os.environ.get("PIP_FIND_LINKS", "").split())
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     return any(any(folder.glob(f"netifaces-*-{tag}-{tag}-*.whl")) for folder in folders)
 
@@ -195,7 +195,7 @@ def fixes():
         "fedora": ("Fedora, RHEL:", f"dnf install gcc {python}-devel"),
         "arch": ("Arch:", "pacman -S gcc"),
         "conda": ("conda:", "conda install -c conda-forge netifaces"),
-        "any": ("any:", "wheels that `make wheels` made on a machine like this one, in wheelhouse/"),
+        "any": ("any:", "wheels that `make wheels` made on a machine like this one: export PIP_FIND_LINKS=wheelhouse"),
     }
     if not own:
         del ways["debian, without a compiler"]
