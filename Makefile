@@ -78,7 +78,7 @@ test-all: ## run all tests: the quick ones, then the slow ones
 
 .PHONY: soak
 soak: $(DEV_READY) ## repeat the scenarios as often as the promises count; the log is soak.log
-	MINGLE_SOAK=1 $(PYTEST) -m soak --verbose --durations=0 --timeout=3600 $(PYTEST_ARGS) 2>&1 | tee soak.log
+	MINGLE_SOAK=1 $(PYTEST) -m soak --verbose --durations=0 --timeout=3600 $(PYTEST_ARGS) 2>&1 | tee --append soak.log
 
 # v2 is a command of docker, v1 one of its own.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
@@ -193,7 +193,7 @@ fmt: $(DEV_READY) ## format the code, and fix the style where ruff can
 
 .PHONY: clean
 clean: ## remove the environment, the caches and what was built
-	rm -rf $(VENV) .venv-torch-* build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis soak.log
+	rm -rf $(VENV) .venv-torch-* build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis soak.log soak.passed
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # --system-site-packages: take netifaces, or torch, from the system's Python.

@@ -11,6 +11,8 @@ import pytest
 
 from mingle.config import values
 from tests.support.leaks import leak_check
+from tests.support.levels import soaking
+from tests.support.sittings import Sittings, commit
 
 _TORCH_VARIABLES = (
     "RANK",
@@ -37,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if name in _TORCH_VARIABLES or (name.startswith("MINGLE_") and not name.startswith(_OF_THE_TESTS)):
             patch.delenv(name)
     patch.setenv("MINGLE_INTERFACE", "lo")
+    if soaking():
+        config.pluginmanager.register(Sittings(config, commit()))
     gc.disable()  # what collecting the tests allocates stays: collections of garbage would take a tenth of the time
 
 

@@ -25,7 +25,7 @@ SEARCHED = 50
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seeds", batches(10, 150, soak=10_000, size=35))
+@pytest.mark.parametrize("seeds", batches(10, 150, soak=5_000, size=35))
 def test_random_schedules(seeds: range) -> None:
     assert list(failures(ElectionSchedule, seeds)) == []
 

@@ -37,7 +37,7 @@ def everybody(gathering: Gathering, *, given: bool) -> list[Process]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seeds", batches(4, 32, soak=1_000, size=10))
+@pytest.mark.parametrize("seeds", batches(4, 32, soak=250, size=10))
 def test_callers_that_say_anything(seeds: range) -> None:
     for seed in seeds:
         gathering = Gathering(seed, timeout=15, checked=False)
@@ -57,7 +57,7 @@ def test_callers_that_say_anything(seeds: range) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seeds", batches(4, 32, soak=1_000, size=10))
+@pytest.mark.parametrize("seeds", batches(4, 32, soak=250, size=10))
 def test_callers_of_elected_hosts_that_say_anything(seeds: range) -> None:
     for seed in seeds:
         gathering = Gathering(seed, timeout=15, checked=False)
@@ -77,7 +77,7 @@ def test_callers_of_elected_hosts_that_say_anything(seeds: range) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
-@pytest.mark.parametrize("seeds", batches(4, 32, soak=1_000, size=10))
+@pytest.mark.parametrize("seeds", batches(4, 32, soak=250, size=10))
 def test_hosts_that_say_anything(seeds: range, given: bool) -> None:
     for seed in seeds:
         gathering = Gathering(seed, timeout=15, checked=False)
@@ -104,7 +104,7 @@ def test_hosts_that_say_anything(seeds: range, given: bool) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seeds", batches(4, 24, soak=1_000, size=10))
+@pytest.mark.parametrize("seeds", batches(4, 24, soak=250, size=10))
 def test_hosts_that_say_anything_to_agents(seeds: range) -> None:
     for seed in seeds:
         gathering = AgentGathering(seed, (2, 4), timeout=15.0)
@@ -174,7 +174,7 @@ def a_job_with_impostors(seed: int, *, given: bool) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
-@pytest.mark.parametrize("seeds", batches(4, 24, soak=1_000, size=10))
+@pytest.mark.parametrize("seeds", batches(4, 24, soak=250, size=10))
 def test_an_overheard_member_id_takes_no_seat(seeds: range, given: bool) -> None:
     for seed in seeds:
         a_job_with_impostors(seed, given=given)
@@ -198,7 +198,7 @@ def agents_with_impostors(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seeds", batches(4, 24, soak=1_000, size=10))
+@pytest.mark.parametrize("seeds", batches(4, 24, soak=250, size=10))
 def test_an_overheard_member_id_takes_no_seat_of_an_agent(seeds: range) -> None:
     for seed in seeds:
         agents_with_impostors(seed)
