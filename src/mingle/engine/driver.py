@@ -30,7 +30,7 @@ from mingle.network import connections, folders
 from mingle.network.connections import Connections
 from mingle.network.folder import FolderStorage, Report
 from mingle.network.folders import Folders
-from mingle.network.interfaces import InterfaceMonitor, reached_weakly
+from mingle.network.interfaces import InterfaceMonitor
 from mingle.protocol.effects import Answer, Dial, Effect, Hangup, Multicast, Notice, Reset, Write
 from mingle.protocol.events import (
     Accepted,
@@ -371,7 +371,7 @@ class Driver:
             reason = f"is reached through {owner}, and other interfaces were named"
             self.machine.handle(Disconnected(event.conn, reason), now)
             return
-        weak = reached_weakly(self.interfaces.found, event.local_address, dialed.address)
+        weak = self.interfaces.reached_weakly(event.local_address, dialed.address)
         self.machine.handle(Connected(event.conn, event.local_address, owner, weak), now)
 
     # --- effects ---------------------------------------------------------------------------------------------------

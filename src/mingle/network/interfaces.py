@@ -12,7 +12,7 @@ import ipaddress
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from pathlib import Path
@@ -306,17 +306,18 @@ def owner(interfaces: Iterable[Interface], address: str | IPv4Address | IPv6Addr
     return min(owners, key=lambda interface: interface.index, default=None)
 
 
-def reached_weakly(interfaces: Iterable[Interface], local: str, remote: str) -> bool:
-    """Return whether a connection from `local` to `remote` says nothing about the network that `remote` is on.
+def reached_weakly(wire: Interface | None, remote: str) -> bool:
+    """Return whether a connection by `wire` to `remote` says nothing about the network that `remote` is on.
 
     Linux answers for each of its addresses on every wire (the weak end system model: RFC 1122, section 3.3.4.2).
     So a host on one of the networks of another may reach all of that one's addresses, and those networks need not
     be joined by anything else. That is seen from here when packets to `remote` go straight to a wire on which there
     is no such subnet. IPv6 neighbors answer for the addresses of that wire alone (ndisc_recv_ns in the kernel).
     """
-    wire = owner(interfaces, local)
+    if wire is None or wire.loopback:
+        return False
     wanted = _literal(remote)
-    if wire is None or wire.loopback or wanted.version == 6:
+    if wanted.version == 6:
         return False
     subnets = [own.network for own in wire.addresses if own.version == 4]
     # Without a subnet (a tunnel's end, a cloud's /32) everything is reached through a router.
@@ -398,10 +399,15 @@ class InterfaceMonitor:
         self._scanned_at = now
         self.scan_due = self._next_scan()
         """When to scan again."""
-        self.found = scan()
-        """All interfaces."""
+        self._take(scan())
         self.usable = choose(self.found, named=named, named_by=named_by, family=family).usable
         """Those in use, best first."""
+
+    def _take(self, found: tuple[Interface, ...]) -> None:
+        self.found = found
+        """All interfaces."""
+        # Every connection of a mesh asks for its owner. Of several interfaces with an address, the first one has it.
+        self._owners = {str(own.ip): each for each in reversed(found) for own in each.addresses}
 
     def _next_scan(self) -> float:
         return self._scanned_at + (LOOK_SECONDS if self.netlink is None else LOOK_ANYWAY_SECONDS)
@@ -430,7 +436,7 @@ class InterfaceMonitor:
             return False
         if found == self.found:
             return False
-        self.found = found
+        self._take(found)
         try:
             named = [each for each in self._named if self._is_usable(each)]
             usable = choose(found, named=named or self._named, family=self.family).usable
@@ -449,9 +455,9 @@ class InterfaceMonitor:
             return False
         return True
 
-    def addresses(self) -> frozenset[str]:
+    def addresses(self) -> Collection[str]:
         """Return every address of this machine, in use or not."""
-        return frozenset(str(each.ip) for interface in self.found for each in interface.addresses)
+        return self._owners.keys()
 
     def is_on_link(self, address: str) -> bool:
         """Return whether an address is link-local, in one of our subnets, or routed directly: no router is between."""
@@ -472,8 +478,12 @@ class InterfaceMonitor:
         """
         if local_address.startswith("fe80:"):
             return dialed
-        interface = owner(self.found, local_address)
+        interface = self._owners.get(local_address)
         return dialed if interface is None else interface.name
+
+    def reached_weakly(self, local_address: str, remote: str) -> bool:
+        """Return whether a connection says nothing about the network that `remote` is on: see `reached_weakly`."""
+        return reached_weakly(self._owners.get(local_address), remote)
 
     def in_use(self, name: str) -> bool:
         """Return whether connections can use an interface: if the user named some, only those."""

@@ -154,14 +154,16 @@ class MemberConversation(Conversation):
             raise HandshakeFailed("order", f"{type(frame).__name__} instead of Welcome")
         if frame.session != self.call.session:
             raise HandshakeFailed("session", "another session answers at this address")
-        transcript = _transcript(frames.PREFACE, self._hello_body, self._reader.preface, frame)
+        transcript = b""
         if self._key is None:
             if frame.proof:
                 raise HandshakeFailed("secret", "the host has a secret and we have none")
         elif not frame.proof:
             raise HandshakeFailed("secret", "we have a secret and the host has none")
-        elif not self._key.verify(b"host proof", transcript, frame.proof):
-            raise HandshakeFailed("secret", "the host's secret is another one")
+        else:
+            transcript = _transcript(frames.PREFACE, self._hello_body, self._reader.preface, frame)
+            if not self._key.verify(b"host proof", transcript, frame.proof):
+                raise HandshakeFailed("secret", "the host's secret is another one")
         if self._endpoint[0] not in frame.addresses or self._endpoint[1] != frame.port:
             raise HandshakeFailed("relay", f"{self._endpoint[0]} is not one of the host's own addresses")
         self.welcome = frame
@@ -224,8 +226,8 @@ class HostConversation(Conversation):
             raise HandshakeFailed("secret", "the caller did not prove the secret")
         self.hello = frame
         welcome = Welcome(session=self._session, nonce=new_nonce(), addresses=self._addresses, port=self._port)
-        self._transcript = _transcript(self._reader.preface, self._reader.body, frames.PREFACE, welcome)
         if self._key is not None:
+            self._transcript = _transcript(self._reader.preface, self._reader.body, frames.PREFACE, welcome)
             proof = self._key.mac(b"host proof", self._transcript)
             welcome = msgspec.structs.replace(welcome, proof=proof)
         self.send(welcome)

@@ -336,7 +336,8 @@ class Host:
     def _prove(self, event: ConnectionEvent | Inspected, now: float) -> None:
         """Handle what has happened to the host's own part in the proof of the mesh."""
         self._proving.handle(event, now)
-        self._advance(now)
+        if not self._proving.under_way:
+            self._advance(now)
 
     def _handle_conflict(self, event: ConnectionEvent, now: float) -> None:
         """Handle what has happened on a connection to another host of the job."""

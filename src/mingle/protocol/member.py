@@ -408,7 +408,8 @@ class Joiner:
     def _prove(self, event: ConnectionEvent | Inspected, now: float) -> None:
         """Handle what has happened to this member's part in the proof of the mesh."""
         self._proving.handle(event, now)
-        self._confirm_if_due(now)
+        if not self._proving.under_way:
+            self._confirm_if_due(now)
 
     def _heard(self, message: Datagram, source: Source, now: float) -> None:
         if self.finished:

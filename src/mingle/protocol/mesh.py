@@ -470,7 +470,6 @@ class Answerer:
         )
         self._callers[event.conn] = _Caller(conversation, now + CALLER_SECONDS)
         self._sources.add(event.conn, event.address)
-        self._write(event.conn)
 
     def handle(self, event: ConnectionEvent) -> None:
         """Process what has happened on one of these connections."""

@@ -252,7 +252,7 @@ def test_weakly_reached_addresses(
     # 10.0.0.99, which moves between machines (VRRP), has no subnet; those of its interface count all the same.
     eth0 = nic("eth0", 2, "10.0.0.1/24", "10.0.5.1/24", "10.0.0.99/32", "fd00::1/64")
     found = [LO, eth0, nic("wg0", 4, "10.8.0.1/32")]
-    assert interfaces.reached_weakly(found, local, remote) is weak
+    assert interfaces.reached_weakly(owner(found, local), remote) is weak
 
 
 @pytest.mark.lab
@@ -268,7 +268,8 @@ def routes_of_every_sort() -> None:
     ip("link set eth1 up")
     ip("route add 10.1.0.0/24 dev eth1")
     ip("route add 10.2.0.0/24 via 10.0.0.254")
-    found = scan()
-    assert interfaces.reached_weakly(found, "10.0.0.1", "10.1.0.2")
+    wire = owner(scan(), "10.0.0.1")
+    assert wire is not None
+    assert interfaces.reached_weakly(wire, "10.1.0.2")
     for remote in ("10.0.0.2", "10.2.0.2", "10.3.0.2"):  # the wire's own, behind a router, without a route
-        assert not interfaces.reached_weakly(found, "10.0.0.1", remote)
+        assert not interfaces.reached_weakly(wire, remote)

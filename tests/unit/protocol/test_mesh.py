@@ -18,7 +18,7 @@ from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.mesh import INSPECTION_SECONDS, Answerer, Prover, greeting, targets_of
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.frames import Failure, ProcessInfo, Target
+from mingle.wire.frames import PREFACE, Failure, ProcessInfo, Target
 
 SESSION = b"S" * 16
 ME = b"M" * 16
@@ -523,11 +523,11 @@ def test_member_without_a_seat_hangs_up() -> None:
 def test_member_of_another_session_hangs_up_on_the_callers_of_the_earlier_one() -> None:
     listener = Listener(1)
     listener.answerer.accepted(Accepted(5, "10.0.0.99"), 0.0)
-    listener.effects.clear()
+    assert not listener.effects, "the caller speaks first"
     listener.answerer.serve(SESSION, ("10.0.0.1",))
     assert listener.answerer.owns(5)
     listener.answerer.serve(b"T" * 16)
-    assert listener.effects == [Hangup(5)]
+    assert listener.effects == [Write(5, PREFACE), Hangup(5)]
     assert not listener.answerer.owns(5)
 
 
