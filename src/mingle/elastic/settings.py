@@ -27,7 +27,8 @@ OWN_KEYS = {
     "port": f"UDP port of the discovery, the same everywhere (default {settings.DEFAULT_PORT})",
     "ttl": "how many routers a multicast may pass, plus one (default 1: the local network)",
     "family": "auto, 4 or 6: the IP versions to use (default auto)",
-    "node_rank": "the rank that this node asks for (default: PET_NODE_RANK or the launcher's, else host names decide)",
+    "node_rank": "the rank that this node asks for (default: MINGLE_NODE_RANK, PET_NODE_RANK or the launcher's number; "
+    "else host names decide)",
     "discovery_timeout": f"seconds to wait for the other nodes (default {settings.DEFAULT_DISCOVERY_TIMEOUT:g})",
     "mesh": "on: a node that can't reach all others gets no place; warn: only a warning; off "
     f"(default {settings.DEFAULT_MESH})",
