@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import Event, Host, Lab, LabTimeoutError, Network, Rank, report
+from tests.lab.processors import processor
 
 from benchmarks import fresh, precedence
 from benchmarks.memory_pages import own_pages
@@ -84,10 +85,18 @@ RankFunction = Callable[[Place], None]
 
 
 class Field:
-    """A bridge and hosts on it, one rank on each."""
+    """A bridge and hosts on it, one rank on each.
 
-    def __init__(self, lab: Lab, size: int) -> None:
+    Args:
+        lab: where they are.
+        size: the number of hosts.
+        processors: for each host the file that takes the processes that run on its own processor; none: all share
+            this machine's.
+    """
+
+    def __init__(self, lab: Lab, size: int, processors: Sequence[Path] = ()) -> None:
         self.size = size
+        self._processors = processors
         self.network: Network = lab.network()
         self.hosts: list[Host] = [lab.host(self.network) for _ in range(size)]
         self._rounds = 0
@@ -220,6 +229,8 @@ class Field:
             host = self.hosts[rank]
             process = host.start(function, place) if gate is None else host.start(fresh.run, function, place)
             started.append(process)
+            if self._processors:
+                self._processors[rank].write_text(str(process.pid))
             return process
 
         try:
@@ -257,10 +268,17 @@ def name_each_other(hosts: Sequence[Host]) -> None:
 
 
 @contextlib.contextmanager
-def field(size: int) -> Iterator[Field]:
-    """Lend a field; its hosts end with the block."""
-    with Lab() as lab:
-        yield Field(lab, size)
+def field(size: int, *, own_processors: bool = False) -> Iterator[Field]:
+    """Lend a field; its hosts end with the block.
+
+    Args:
+        size: the number of hosts.
+        own_processors: whether each host has an equal part of this machine's processors for itself, and no more.
+    """
+    with Lab() as lab, contextlib.ExitStack() as stack:
+        part = len(os.sched_getaffinity(0)) / size
+        parts = [stack.enter_context(processor(part, finely=True)) for _ in range(size)] if own_processors else []
+        yield Field(lab, size, parts)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,11 @@ import io
 import itertools
 import json
 import os
-import re
 import resource
 import signal
 import socket
 import struct
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,38 +74,6 @@ def start(hosts: Sequence[Host], **more: Any) -> list[Rank[tuple[int, str]]]:
     if "until" in more:
         os.mkfifo(more["until"])
     return [host.start(check, rank, len(hosts), **more) for rank, host in enumerate(hosts)]
-
-
-@contextlib.contextmanager
-def small_machine() -> Iterator[Path]:
-    """Yield the file that takes the processes of a machine with half a core; cgroup v1 or v2.
-
-    The hosts of two tests that run at once have no more of two cores each. With a core of its own, this machine would
-    be the fastest of them, whatever it does beside.
-    """
-    old, new = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
-    # Beside the test's own processes, where these are in a group: the cores are shared as between machines of one kind.
-    own = re.search(r"^\d+:(?:\S*,)?cpu(?:,\S*)?:/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
-    group = (old / (own[1] if own else "") if old.is_dir() else new) / f"mingle-lab-{os.getpid()}"
-    group.mkdir()
-    try:
-        if old.is_dir():
-            group.joinpath("cpu.cfs_period_us").write_text("100000")
-            group.joinpath("cpu.cfs_quota_us").write_text("50000")
-        else:
-            group.joinpath("cpu.max").write_text("50000 100000")
-        yield group / "cgroup.procs"
-    finally:
-        until = time.monotonic() + 10
-        while group.exists():  # processes that have just been killed are in it for a moment
-            try:
-                for pid in group.joinpath("cgroup.procs").read_text().split():
-                    group.parent.joinpath("cgroup.procs").write_text(pid)
-                group.rmdir()
-            except OSError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.01)
 
 
 def hosts_of(lab: Lab, count: int) -> list[Host]:
