@@ -516,8 +516,12 @@ class Joiner:
     def _confirm_if_due(self, now: float) -> None:
         """Confirm, unless the job runs without this member already, or may."""
         self.search.running_check.weigh(now)
-        if self.part is not None and self.part.can_confirm and self._may_confirm(self.part.session, now):
-            self.part.confirm()
+        part = self.part
+        if part is None:
+            return
+        part.prove_mesh(now)
+        if part.can_confirm and self._may_confirm(part.session, now):
+            part.confirm()
 
     def _may_confirm(self, session: KnownSession, now: float) -> bool:
         return not self.search.running_check.may_run(session)

@@ -38,6 +38,8 @@ class TryingPaths(Struct, frozen=True):
 
     stage: ClassVar[str] = "seated"
     epoch: int
+    unproved: frames.Confirm | None = None
+    """CONFIRM, while its targets wait for the path on their network, which gives link-local addresses their scope."""
 
 
 class AwaitingSeal(Struct, frozen=True):
@@ -133,7 +135,7 @@ class Participant:
         """Whether the host waits for CONFIRMED, and every path to it, and every target, has been tried."""
         race = self.session.race
         tried = race is not None and not race.pending and not self._proving.under_way
-        return isinstance(self.state, TryingPaths) and tried
+        return isinstance(self.state, TryingPaths) and self.state.unproved is None and tried
 
     # --- what the host says ----------------------------------------------------------------------------------------
 
@@ -161,19 +163,26 @@ class Participant:
         session = self.session
         # A host that asks again after CONFIRMED has found no path that is common to all, unless it names a network.
         prove_again = session.paths_stale or (isinstance(self.state, AwaitingSeal) and confirm.network is None)
-        self._change(CONFIRM, TryingPaths(confirm.epoch))
+        self._change(CONFIRM, TryingPaths(confirm.epoch, confirm if confirm.targets or confirm.suspects else None))
         self.end()
-        if confirm.targets or confirm.suspects:
-            self._prove_mesh(confirm, now)
         session.paths_stale, session.acknowledged = False, None
         assert session.race is not None  # CONFIRM has come on its connection
         if prove_again:
             session.race.prove_again(now)
         else:
             session.race.try_again(now)
+        self.prove_mesh(now)
 
-    def _prove_mesh(self, confirm: frames.Confirm, now: float) -> None:
-        session = self.session
+    def prove_mesh(self, now: float) -> None:
+        """Dial the targets of CONFIRM, once the path on their network is known, or will not be known."""
+        state, session = self.state, self.session
+        if not isinstance(state, TryingPaths) or state.unproved is None:
+            return
+        confirm = state.unproved
+        path = None if confirm.network is None else session.path_to(confirm.network)
+        if path is None and confirm.network is not None and session.race is not None and session.race.pending:
+            return
+        self.state = TryingPaths(state.epoch)
 
         def ask(target: bytes, _now: float) -> None:
             session.send(frames.Unanswered(session=session.name, epoch=confirm.epoch, member=target))
@@ -181,7 +190,7 @@ class Participant:
         self._proving.begin(
             session.name,
             confirm.epoch,
-            None if confirm.network is None else session.path_to(confirm.network),
+            path,
             targets=confirm.targets,
             suspects=confirm.suspects,
             seconds=confirm.seconds,

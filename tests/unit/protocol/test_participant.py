@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from mingle.protocol.connection_race import FAILURE_SECONDS
 from mingle.protocol.effects import Dial, Hangup, ProveStore, ReachStore
@@ -155,6 +156,29 @@ def test_nothing_is_confirmed_while_a_target_is_dialed_and_then_its_failure() ->
         assert due is not None
         member.part.handle_timer(now := due)
     assert member.confirm().failures == (frames.Failure(member=TARGET.member, how="refused"),)
+
+
+def test_targets_wait_for_the_path_on_their_network_which_gives_them_their_scope() -> None:
+    member = Member(ADDRESS, LINK_LOCAL)
+    target = structs.replace(TARGET, address="fe80::3")
+    member.hear(asks(1, target, network=LINK_LOCAL))
+    to_host = member.dial()
+    assert to_host.address == LINK_LOCAL
+    member.proved.prove(to_host, 1.5)
+    assert not member.part.can_confirm
+    member.part.prove_mesh(1.5)
+    assert member.dial() == Dial(to_host.conn + 1, "fe80::3", TARGET.port, "eth0")
+    assert not member.part.can_confirm
+    member.part.prove_mesh(1.6)
+    assert member.dialed() == []
+
+
+def test_targets_are_dialed_all_the_same_if_the_path_on_their_network_can_not_be_proved() -> None:
+    member = Member(ADDRESS, SECOND)
+    member.hear(asks(1, TARGET, network=SECOND))
+    member.proved.table.handle(Disconnected(member.dial().conn, "ECONNREFUSED"), 1.5)
+    member.part.prove_mesh(1.5)
+    assert member.dialed() == [TARGET.address]
 
 
 @pytest.mark.parametrize("said", [VOID, asks(2)])
