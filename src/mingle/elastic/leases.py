@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mingle.protocol.seats import Questions
+
 PING_SECONDS = 1.0
 """How often a host asks each of its members."""
 LEASE_SECONDS = 8.5
@@ -25,9 +27,9 @@ GROWN_SECONDS = 2.1
 different rates."""
 BINDING_SECONDS = 10.0
 """How long a member is bound to its host after it has last processed something from it."""
-NUMBERS = 2**31
-"""How many numbers a PING can have. A host that asks 1024 nodes once a second uses them up in 24 days, and then begins
-again."""
+NUMBERS = Questions.FIRST
+"""How many numbers these PINGs can have. A host that asks 1024 nodes once a second uses them up in 12 days, and then
+begins again."""
 
 
 @dataclass(slots=True)

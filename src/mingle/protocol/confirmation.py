@@ -18,7 +18,7 @@ from mingle.protocol.mesh_proof import Proof, apart_from
 from mingle.protocol.mesh_report import LeftOut
 from mingle.protocol.network_choice import Choice, NetworkChoice
 from mingle.protocol.phases import Confirming
-from mingle.protocol.seats import Seated, Seats
+from mingle.protocol.seats import Questions, Seated, Seats
 from mingle.wire import frames
 
 ASKED_SECONDS = RUNS_SECONDS + 1.0
@@ -36,16 +36,26 @@ class Confirmation:
         port: what the registrar calls.
         admission: how long the members have, and how many of them are enough.
         network: the choice of the network, and so of what the members prove on it.
+        questions: asks members whether they live.
     """
 
     def __init__(
-        self, session: bytes, seats: Seats, port: RegistrarPort, admission: Admission, network: NetworkChoice
+        self,
+        session: bytes,
+        seats: Seats,
+        port: RegistrarPort,
+        admission: Admission,
+        network: NetworkChoice,
+        questions: Questions,
     ) -> None:
         self._session = session
         self._seats = seats
         self._port = port
         self._admission = admission
         self._network = network
+        self._questions = questions
+        self._asked: dict[bytes, int] = {}
+        """The number of the last question to each target that did not answer a member."""
 
     def restart(self) -> None:
         """Forget what was proved: the members may be others now."""
@@ -135,7 +145,12 @@ class Confirmation:
         if holder is None or holder.conn is None or target in self._seats.latecomers:
             self.runs(epoch, proofs, target, now)  # nobody waits for another latecomer: that is no member yet
         else:
-            self._port.send(holder.conn, frames.Ping())
+            self._asked[target] = self._questions.ask(holder.conn)
+
+    def answered(self, epoch: int, proofs: Sequence[Proof], target: bytes, number: int, now: float) -> None:
+        """Handle PONG of a target: if it answers the last question, its process runs."""
+        if self._asked.get(target) == number:
+            self.runs(epoch, proofs, target, now)
 
     def runs(self, epoch: int, proofs: Sequence[Proof], target: bytes, now: float) -> None:
         """Tell the members that have asked about a process that it runs."""

@@ -55,7 +55,7 @@ from mingle.protocol.phases import (
 )
 from mingle.protocol.roster import NAMED_AGENTS, REMEMBERED_TEXT, History, described, hosts, rank_of, roster, whos
 from mingle.protocol.seating import common_address, place, reach_matrix
-from mingle.protocol.seats import Challenge, Challenges, HostSeat, Seated, Seats, rank_taken
+from mingle.protocol.seats import Challenge, Challenges, HostSeat, Questions, Seated, Seats, rank_taken
 from mingle.protocol.states import transition
 from mingle.wire import frames
 from mingle.wire.authentication import same_token
@@ -104,7 +104,8 @@ class Registrar:
         """Whether another session may hold this job: this one takes members, but confirms and commits nothing."""
         self._port = port
         network = NetworkChoice(self.seats, mesh, deadline, partial=admission.takes_latecomers)
-        self._confirmation = Confirmation(session, self.seats, port, admission, network)
+        self._questions = Questions(port)
+        self._confirmation = Confirmation(session, self.seats, port, admission, network, self._questions)
         self._challenges = Challenges(self._refuse)
         self._latecomers = Latecomers(session, self.seats, port, admission, self._refuse, mesh=mesh)
 
@@ -181,7 +182,7 @@ class Registrar:
                 self._come_back(known, conn, applicant, now)
                 return
             elif known.conn is not None:  # an agent joins a running session anew
-                self._challenges.answered(known)  # none of them must get the seat that is free for a moment
+                self._challenges.holder_lives(known)  # none of them must get the seat that is free for a moment
                 self._drop(known.conn, "it came back on another connection", now)
         refusal = self._refusal(applicant, now)
         if refusal is not None:
@@ -202,8 +203,8 @@ class Registrar:
         assert holder.conn is not None
         # In a running session leases decide which member is lost: no caller must be able to shorten them.
         deadline = float("inf") if isinstance(self.state, Committed) else now + CHALLENGE_SECONDS
-        self._challenges.add(Challenge(conn, member, applicant, holder.member, deadline))
-        self._port.send(holder.conn, frames.Ping())
+        question = self._questions.ask(holder.conn)
+        self._challenges.add(Challenge(conn, member, applicant, holder.member, deadline, question))
 
     def _refusal(self, applicant: frames.Join, now: float) -> frames.Refused | None:
         seats = self.seats
@@ -251,7 +252,7 @@ class Registrar:
         if seat.conn is not None:
             self._port.hang_up(seat.conn)
         self.seats.move(seat, conn)
-        self._challenges.answered(seat)  # the member lives; the PING went to its old connection
+        self._challenges.holder_lives(seat)  # the member lives; the PING went to its old connection
         self._send_joined(seat, conn)
         if isinstance(self.state, Committed):
             # It has acknowledged, so it lacks only this one frame.
@@ -383,12 +384,12 @@ class Registrar:
         if isinstance(self.state, HandingOver) and self.state.leader == member:
             self._void("the first does not lead", "the first in order can't be reached", now)
 
-    def pong(self, conn: int, now: float) -> None:
-        """Handle PONG: the member lives, so another process that claims its seat is refused."""
+    def pong(self, conn: int, number: int, now: float) -> None:
+        """Handle PONG: the member lives, so the process that claims its seat is refused."""
         seat = self.seats.at(conn)
         if seat is not None:
-            self._challenges.answered(seat)
-            self._confirmation.runs(self.state.epoch, self._proofs(), seat.member, now)
+            self._challenges.answered(seat, number)
+            self._confirmation.answered(self.state.epoch, self._proofs(), seat.member, number, now)
 
     def ready(self, conn: int) -> None:
         """Handle READY: the member's process group stands, so its end is no loss from now on."""

@@ -7,11 +7,12 @@ that the registrar keeps (:mod:`mingle.protocol.registrar`). If a newcomer wants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, field
 
+from mingle.protocol.machine import RegistrarPort
 from mingle.wire import frames
 from mingle.wire.authentication import new_token
 
@@ -267,6 +268,31 @@ def rank_taken(holder: Seated) -> frames.Refused:
     return frames.Refused(reason="rank taken", detail=detail, who=holder.who)
 
 
+class Questions:
+    """The PINGs by which the registrar asks members whether they live.
+
+    Each has a number, and only its own answer counts: one to an earlier PING can come late, and its process can have
+    been killed since.
+
+    Args:
+        port: what the registrar calls.
+    """
+
+    FIRST = 2**30
+    """The numbers below are those of leases (:mod:`mingle.elastic.leases`)."""
+
+    def __init__(self, port: RegistrarPort) -> None:
+        self._port = port
+        self._asked = 0
+
+    def ask(self, conn: int) -> int:
+        """Send PING to a member; return its number, which the answer repeats."""
+        number = self.FIRST + self._asked % self.FIRST
+        self._asked += 1
+        self._port.send(conn, frames.Ping(number=number))
+        return number
+
+
 class Challenge(Struct, frozen=True):
     """A newcomer that wants a taken seat, while the holder of the seat is asked whether it lives."""
 
@@ -277,6 +303,8 @@ class Challenge(Struct, frozen=True):
     """The holder's member id."""
     deadline: float
     """When a holder that has not answered loses the seat."""
+    question: int
+    """The number of the PING to the holder."""
 
 
 class Challenges:
@@ -298,9 +326,18 @@ class Challenges:
         """Forget the newcomer on a connection."""
         self._waiting = [each for each in self._waiting if each.conn != conn]
 
-    def answered(self, holder: Seated) -> None:
-        """Refuse those that wait for a seat: its holder lives."""
-        for challenge in self.take(holder.member):
+    def answered(self, holder: Seated, question: int) -> None:
+        """Refuse the newcomer for whom a holder was asked: it lives."""
+        for_it = [each for each in self._waiting if (each.seat, each.question) == (holder.member, question)]
+        self._refuse_all(holder, for_it)
+
+    def holder_lives(self, holder: Seated) -> None:
+        """Refuse all that wait for a seat: its holder lives."""
+        self._refuse_all(holder, [each for each in self._waiting if each.seat == holder.member])
+
+    def _refuse_all(self, holder: Seated, challenges: Sequence[Challenge]) -> None:
+        self._waiting = [each for each in self._waiting if each not in challenges]
+        for challenge in challenges:
             refusal = rank_taken(holder)
             if challenge.member == holder.member:
                 # It looks further, as a member does whose own answer was still on its way.

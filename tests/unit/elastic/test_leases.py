@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS, GROWN_SECONDS, LEASE_SECONDS, Binding, Leases
+from mingle.elastic.leases import (
+    ANSWER_SECONDS,
+    BINDING_SECONDS,
+    GROWN_SECONDS,
+    LEASE_SECONDS,
+    NUMBERS,
+    Binding,
+    Leases,
+)
 from mingle.wire.frames import Ping
 
 A, B = b"a" * 16, b"b" * 16
@@ -65,7 +73,7 @@ def test_an_earlier_lease_ends_with_the_next_seal() -> None:
 
 def test_the_numbers_of_questions_fit_into_a_ping_for_ever() -> None:
     leases = acknowledged(0.0)
-    leases._last_number = 2**31 - 3  # a host asks 1024 nodes so often in 24 days
+    leases._last_number = NUMBERS - 3  # a host asks 1024 nodes so often in 12 days
     for second in range(1, 6):
         number = leases.ask(A, second)
         msgspec.msgpack.decode(msgspec.msgpack.encode(Ping(number=number)), type=Ping)
