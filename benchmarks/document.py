@@ -224,8 +224,6 @@ Why some are missed:
   written, and two proofs, in Python.
 - **Datagrams**: each rank asks when it starts, rank 0 announces itself six times at its start, and it answers ranks
   that come later. With fewer datagrams, each lost one would cost more time.
-- **The mesh**: two cores carry the connections of all hosts here. Each takes some 1.2 ms of CPU, both ends together, of
-  which the kernel's part is 0.4 ms.
 - **A waiting rank, and rank 0 after GO**, are within a few hundredths of their goals.
 - **The import of all that init needs**, without torch, consists mostly of modules that torch imports as well.
 """

@@ -13,7 +13,8 @@ keep them apart:
 - No line of the application runs in the loop: what it logs or shows, another thread hands to the application's handlers
   (:mod:`mingle.records`).
 - The loop itself opens and closes all sockets, so a caller that is interrupted at any line only sets a flag. Only
-  shared folders are opened by the caller, since a bucket needs a process, and closed by whoever ends last.
+  shared folders are opened by the caller, since a bucket needs a process; the loop closes them, or the caller if the
+  loop never ran.
 """
 
 from __future__ import annotations

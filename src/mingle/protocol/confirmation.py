@@ -150,6 +150,7 @@ class Confirmation:
     def answered(self, epoch: int, proofs: Sequence[Proof], target: bytes, number: int, now: float) -> None:
         """Handle PONG of a target: if it answers the last question, its process runs."""
         if self._asked.get(target) == number:
+            del self._asked[target]
             self.runs(epoch, proofs, target, now)
 
     def runs(self, epoch: int, proofs: Sequence[Proof], target: bytes, now: float) -> None:

@@ -328,15 +328,13 @@ class Challenges:
 
     def answered(self, holder: Seated, question: int) -> None:
         """Refuse the newcomer for whom a holder was asked: it lives."""
-        for_it = [each for each in self._waiting if (each.seat, each.question) == (holder.member, question)]
-        self._refuse_all(holder, for_it)
+        self._refuse_all(holder, self._take(lambda each: (each.seat, each.question) == (holder.member, question)))
 
     def holder_lives(self, holder: Seated) -> None:
         """Refuse all that wait for a seat: its holder lives."""
-        self._refuse_all(holder, [each for each in self._waiting if each.seat == holder.member])
+        self._refuse_all(holder, self.take(holder.member))
 
     def _refuse_all(self, holder: Seated, challenges: Sequence[Challenge]) -> None:
-        self._waiting = [each for each in self._waiting if each not in challenges]
         for challenge in challenges:
             refusal = rank_taken(holder)
             if challenge.member == holder.member:
@@ -347,8 +345,11 @@ class Challenges:
 
     def take(self, seat: bytes) -> list[Challenge]:
         """Return, once, those that wait for a seat, the first first."""
-        taken = [each for each in self._waiting if each.seat == seat]
-        self._waiting = [each for each in self._waiting if each.seat != seat]
+        return self._take(lambda each: each.seat == seat)
+
+    def _take(self, wanted: Callable[[Challenge], bool]) -> list[Challenge]:
+        taken = [each for each in self._waiting if wanted(each)]
+        self._waiting = [each for each in self._waiting if not wanted(each)]
         return taken
 
     def take_all(self) -> list[Challenge]:
