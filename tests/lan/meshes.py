@@ -18,7 +18,7 @@ from tests.lan.gathering import Gathering
 from tests.lan.network import Network
 from tests.lan.process import Endpoint, Process
 from tests.lan.schedules import Schedule
-from tests.lan.strikes import mark
+from tests.lan.strikes import Strikes, mark
 from tests.lan.world import World
 
 PROVED_SECONDS = 14.0
@@ -75,7 +75,8 @@ class Faults:
 
     def _note(self) -> None:
         machines = self._network.machines.values()
-        faulty = {name for segment in self._network.segments.values() for pair in segment.parted for name in pair}
+        segments = self._network.segments.values()
+        faulty = {name for segment in segments for pair in (*segment.parted, *segment.closed) for name in pair}
         faulty |= {each.name for each in machines if not all(nic.up for nic in each.nics)}
         faulty |= {each.name for each in machines if each.addresses != {nic.address for nic in each.nics}}
         self._ended_at.update(dict.fromkeys(self._faulty - faulty, self._network.world.now))
@@ -100,6 +101,10 @@ class _Meshed(Schedule):
         MeshInvariants(self.gathering.world)
         self.faults = Faults(self.gathering.network)
         self.gathering.world.watchers.append(self._start_again)
+        rng = random.Random(f"closed pairs of {seed}")
+        for _ in range(rng.choice((0, 0, 1, 3))):
+            at = rng.choice((0.0, rng.uniform(0.0, self.chaos)))
+            self.gathering.world.after(at, functools.partial(close_pair, self, rng))
 
     def _gather(self, seed: int, *, tracing: bool) -> Gathering:
         gathering = super()._gather(seed, tracing=tracing)
@@ -120,6 +125,17 @@ class _Meshed(Schedule):
         for rank, each in self.current.items():
             if each is process:
                 self._restart(rank, self.rng.uniform(0.1, 1.0))
+
+
+def close_pair(schedule: Strikes, rng: random.Random) -> None:
+    """Let no more connections be opened between two machines, in one direction or both, until the end of the chaos."""
+    gathering = schedule.gathering
+    machines = {each.machine.name: each.machine for each in schedule.current.values()}
+    if len(machines) > 1:
+        one, other = rng.sample([machines[name] for name in sorted(machines)], 2)
+        gathering.network.close(gathering.lan, one, other)
+        if rng.random() < 0.5:
+            gathering.network.close(gathering.lan, other, one)
 
 
 class MeshSchedule(_Meshed):
@@ -153,9 +169,11 @@ class AgentMeshInvariants(MeshInvariants):
                     assert self._greeted[one, other] >= 2, f"GO, but {self._names(one, other)} have not met both ways"
         for late in members - self._inside.get(hosted.session, members):
             for other in members - {late}:
-                if self._machine(late) == self._machine(other):
-                    continue  # one was killed, and still counts
-                met = self._greeted[late, other] and self._greeted[other, late]
+                # One of a machine's processes can have been killed, and still counts: another one stands for it.
+                there = [each for each in members if self._machine(each) == self._machine(other)]
+                if late in there:
+                    continue
+                met = any(self._greeted[late, each] and self._greeted[each, late] for each in there)
                 assert met, f"{self._names(late, other)} are in one session and have not met"
         self._inside[hosted.session] = members
 
@@ -183,6 +201,10 @@ class AgentMeshSchedule(AgentSchedule):
         for _ in range(rng.choice((0, 1, 1, 2, 3)) if self.count > 2 else 0):
             at = rng.choice((0.0, rng.uniform(0.0, self.chaos)))
             self.gathering.world.after(at, functools.partial(self._cut_pair, rng))
+        rng = random.Random(f"closed pairs of {seed}")
+        for _ in range(rng.choice((0, 0, 1, 3)) if self.count > 2 else 0):
+            at = rng.choice((0.0, rng.uniform(0.0, self.chaos)))
+            self.gathering.world.after(at, functools.partial(close_pair, self, rng))
 
     def _cut_pair(self, rng: random.Random) -> None:
         """Let two machines not reach each other until the end of the chaos."""

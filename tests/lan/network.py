@@ -38,6 +38,9 @@ class Segment:
     """How long after a way is back what was lost on it is sent again: TCP waits ever longer."""
     parted: dict[tuple[str, str], Barrier] = field(default_factory=dict)
     """Pairs (from, to) of machines between which nothing passes, and what the sender is told."""
+    closed: set[tuple[str, str]] = field(default_factory=set)
+    """Pairs (from, to) between which no connection can be opened any more, and those that stand go on: a stateful
+    firewall was enabled."""
     deaf: set[tuple[str, str]] = field(default_factory=set)
     """Pairs (from, to) between which no datagram passes: a one-way path."""
     no_multicast: set[tuple[str, str]] = field(default_factory=set)
@@ -104,6 +107,12 @@ class Route:
         if sender is receiver:
             return True
         return self.near.up and self.far.up and self.barrier(sender, receiver) is None
+
+    @property
+    def opens(self) -> bool:
+        """Whether a connection can be opened from the near end to the far one."""
+        segment, sender, receiver = self.near.segment, self.near.machine, self.far.machine
+        return self.alive and (segment is None or (sender.name, receiver.name) not in segment.closed)
 
     def barrier(self, sender: Machine, receiver: Machine) -> Barrier | None:
         """What a firewall does with packets in this direction, if there is one."""
@@ -292,11 +301,18 @@ class Network:
                 segment.parted.pop((sender.name, receiver.name), None)
         self._ways_changed()
 
+    def close(self, segment: Segment, one: Machine, other: Machine) -> None:
+        """Let no connection be opened from a machine to another one any more, until all is healed."""
+        self.world.note(f"{other.name} is closed to {one.name}")
+        segment.closed.add((one.name, other.name))
+        self._ways_changed()
+
     def heal_all(self) -> None:
         """End every fault of the network."""
         self.world.note("heal all")
         for segment in self.segments.values():
             segment.parted.clear()
+            segment.closed.clear()
             segment.deaf.clear()
             segment.no_multicast.clear()
             segment.loss = segment.duplicates = 0.0

@@ -633,7 +633,7 @@ class Process:
             if far is not self.machine and route.barrier(self.machine, far) in ("reset", "icmp"):
                 self.tcp_closed(conn, "Connection refused (ECONNREFUSED)")
             return
-        if far is not self.machine and (address in far.filtered or not far.takes_calls):
+        if far is not self.machine and (address in far.filtered or not far.takes_calls or not route.opens):
             return
         listener = far.listeners.get(port)
         if listener is None:
@@ -708,7 +708,7 @@ class Process:
         if self.machine.stores_shut:
             route = None
         store = None if route is None else route.far.machine.stores.get(port)
-        if route is None or not route.alive or (store is not None and store.stopped):
+        if route is None or not route.opens or (store is not None and store.stopped):
             delay, happen = STORE_SILENT_SECONDS, functools.partial(unreachable, "no answer")
         elif store is None:
             happen = functools.partial(unreachable, "Connection refused")

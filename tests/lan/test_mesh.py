@@ -94,6 +94,18 @@ def test_machine_that_takes_no_calls_is_named_whoever_is_elected(seed: int) -> N
     assert "no other node reaches host m1" in gathering.raised()
 
 
+def test_host_is_named_whose_firewall_lets_only_those_connections_live_by_which_the_others_have_joined() -> None:
+    gathering = Meshed(5, size=3)
+    host, *others = gathering.processes_to_be
+
+    def close() -> None:
+        for each in others:
+            gathering.network.close(gathering.lan, each.machine, host.machine)
+
+    gathering.world.when(lambda: host.core is not None and host.phase is Confirming, close)
+    assert "no other node reaches rank 0 on host m0" in gathering.raised()
+
+
 def test_groups_are_named() -> None:
     gathering = Meshed(size=9)
     for one, other in itertools.product(range(1, 5), range(5, 9)):
@@ -289,6 +301,13 @@ def test_pair_that_stays_parted_until_its_job_fails(seed: int) -> None:
     schedule = MeshElectionSchedule(seed)
     schedule.run()
     assert schedule.errors
+
+
+def test_hosts_merge_on_a_machine_that_is_too_slow_for_their_calls() -> None:
+    """Eight processes elect on one processor, and each has two addresses at which each other one calls it."""
+    schedule = MeshElectionSchedule(10029)
+    schedule.run()
+    assert max(len(machine.processes) for machine in schedule.gathering.network.machines.values()) == 8
 
 
 def test_planted_mistake_is_found_by_random_schedules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,11 @@ class Proof(Struct):
         return {node.member: number for number, node in enumerate(self.nodes)}
 
     def targets_of_node(self, number: int) -> list[int]:
-        """Return the numbers of the nodes that a node dials."""
+        """Return the numbers of the nodes that a node dials.
+
+        The host is one of them: that a node has joined it can be long ago, and a firewall that was enabled since lets
+        that connection live.
+        """
         targets = targets_of(number, len(self.nodes)) if self.nodes[number].dials else []
         return [each for each in targets if self.nodes[each].address]
 

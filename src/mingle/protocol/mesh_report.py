@@ -170,7 +170,7 @@ class _Text:
                 how = first if first.split("port")[0] == second.split("port")[0] else f"{first}; back: {second}"
                 found.append(f"{here} and {there} do not reach each other: {how}")
                 del rest[other, one]
-            elif other in self.dialed_by and one in self.proof.targets_of_node(other):
+            elif (other, one) not in self.pairs and one in self.proof.targets_of_node(other):
                 found.append(f"{here} does not reach {there}: {first}; the other way works")
             else:
                 found.append(f"{here} does not reach {there}: {first}")

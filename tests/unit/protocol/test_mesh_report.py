@@ -91,6 +91,15 @@ def test_two_nodes_that_nobody_reaches() -> None:
     ]
 
 
+def test_pair_of_a_node_that_nobody_reaches_is_not_said_to_work_the_other_way() -> None:
+    first, second = lines(4, [*((each, 3) for each in range(3)), (3, 1)])
+    assert first.startswith("no other node reaches rank 3 on host w3 ")
+    assert second == (
+        "rank 3 on host w3 (10.0.0.3 on eth0) does not reach rank 1 on host w1 (10.0.0.1 on eth0): "
+        "no answer from TCP port 4001"
+    )
+
+
 def test_pair_in_both_directions() -> None:
     assert lines(4, both((1, 3))) == [
         "rank 1 on host w1 (10.0.0.1 on eth0) and rank 3 on host w3 (10.0.0.3 on eth0) do not reach each other: "
