@@ -17,9 +17,9 @@ _FRAMES = (
 )
 
 
-MAX_WORK_SECONDS = 0.04
+MAX_WORK_SECONDS = 0.03
 """The most time that the processes of a machine take, together, to serve one multicast. Beyond it they can't keep up
-with the questions that they ask each other. A real process takes 0.3 ms."""
+with the questions that they ask each other at two addresses. A real process takes 0.3 ms."""
 
 
 def mark(kind: str) -> bytes:

@@ -303,13 +303,6 @@ def test_pair_that_stays_parted_until_its_job_fails(seed: int) -> None:
     assert schedule.errors
 
 
-def test_hosts_merge_on_a_machine_that_is_too_slow_for_their_calls() -> None:
-    """Eight processes elect on one processor, and each has two addresses at which each other one calls it."""
-    schedule = MeshElectionSchedule(10029)
-    schedule.run()
-    assert max(len(machine.processes) for machine in schedule.gathering.network.machines.values()) == 8
-
-
 def test_planted_mistake_is_found_by_random_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target counts as reached as soon as it is dialed."""
 

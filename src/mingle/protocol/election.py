@@ -90,9 +90,6 @@ ELECT_SPREAD_MAX_SECONDS = 3.0
 """The bound of that time in a large job."""
 CALL_AGAIN_SECONDS = 1.0
 """The least time between two calls to the same other host, or two HOST_SEENs to it."""
-CALL_AGAIN_MAX_SECONDS = 8.0
-"""The bound of that time while the other host accepts calls and does not answer in time. It doubles then with each:
-where many hosts share a slow machine, their calls alone can be more work than it has time for."""
 
 
 class Candidacy:
@@ -521,7 +518,7 @@ class Elector(SessionPolicy[KnownSession]):
 
     def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Handle what a host says that has proved itself on the call to it."""
-        host, session.late_answers = self._competing(session.offer.host), 0
+        host = self._competing(session.offer.host)
         match frame:
             case frames.Running(state=state):
                 proved = structs.replace(session.offer, state="open" if state == "open" else "sealed")
@@ -537,9 +534,6 @@ class Elector(SessionPolicy[KnownSession]):
     def on_unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
         """Tell a host that was called in vain, if it has called itself: it must not win."""
         other = session.offer.host
-        if race.was_connected:
-            session.late_answers += 1
-            session.retry_at = now + min(CALL_AGAIN_SECONDS * 2**session.late_answers, CALL_AGAIN_MAX_SECONDS)
         host = self._competing(other)
         if host is not None:
             note(host.diagnostics.hosts, session.host_name, f"not reached: {race.failure_text}")

@@ -154,9 +154,14 @@ class _Text:
         here, there = {one for one, _ in rest}, {other for _, other in rest}
         if len(here) < 2 or len(there) < 2 or here & there or len(rest) != len(here) * len(there):
             return []
-        line = f"none of {self.some(here)} reaches any of {self.some(there)}: {self.how(rest)}; the other way works"
+        back = "; the other way works" if all(self._reaches(other, one) for one, other in rest) else ""
+        line = f"none of {self.some(here)} reaches any of {self.some(there)}: {self.how(rest)}{back}"
         rest.clear()
         return [line]
+
+    def _reaches(self, one: int, other: int) -> bool:
+        """Return whether a node has dialed another one and reached it, whatever of that was said already."""
+        return (one, other) not in self.pairs and other in self.proof.targets_of_node(one)
 
     def _single(self, rest: dict[Pair, Failure]) -> list[str]:
         found = []
@@ -170,7 +175,7 @@ class _Text:
                 how = first if first.split("port")[0] == second.split("port")[0] else f"{first}; back: {second}"
                 found.append(f"{here} and {there} do not reach each other: {how}")
                 del rest[other, one]
-            elif (other, one) not in self.pairs and one in self.proof.targets_of_node(other):
+            elif self._reaches(other, one):
                 found.append(f"{here} does not reach {there}: {first}; the other way works")
             else:
                 found.append(f"{here} does not reach {there}: {first}")

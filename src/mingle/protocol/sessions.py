@@ -49,8 +49,6 @@ class KnownSession(Struct, eq=False):
     """Whether this process has confirmed there, and was not refused since: a full session can keep its seat."""
     acknowledged: frames.Sealed | None = None
     """The seal that this process has acknowledged there: if it comes back in that epoch, it lacks GO alone."""
-    late_answers: int = 0
-    """How many calls in a row its host has accepted, and not answered in time."""
     called_in_vain: bool = False
     """Whether no connection to its host could be made in the last race: a firewall can drop every call to it."""
     paths_stale: bool = False

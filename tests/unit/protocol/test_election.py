@@ -14,7 +14,6 @@ from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.protocol.effects import Dial, Effect, Hangup, Multicast, Write
 from mingle.protocol.election import (
     ATTENDANCE_SECONDS,
-    CALL_AGAIN_MAX_SECONDS,
     CALL_AGAIN_SECONDS,
     ELECT_AFTER_SECONDS,
     ELECT_SOONEST_SECONDS,
@@ -588,21 +587,6 @@ def test_the_same_host_is_not_called_again_at_once() -> None:
     process.machine.handle(Disconnected(conn, "refused"), 1.6)
     assert process.dialed(1.4 + CALL_AGAIN_SECONDS) == []
     assert len(process.dialed(1.5 + CALL_AGAIN_SECONDS)) == 1
-
-
-def test_a_host_that_accepts_calls_and_does_not_answer_in_time_is_called_ever_more_rarely() -> None:
-    process = Hosting()
-    calls: list[float] = []
-    for tenths in range(15, 300):
-        now = tenths / 10
-        for conn in process.dialed(now):
-            calls.append(now)
-            process.machine.handle(Connected(conn, "10.0.0.1", "eth0"), now)
-        process.machine.handle(TimerDue(), now)
-        process.machine.effects()
-    pauses = [later - earlier - ADDRESS_SECONDS for earlier, later in itertools.pairwise(calls)]
-    expected = [2 * CALL_AGAIN_SECONDS, 4 * CALL_AGAIN_SECONDS, CALL_AGAIN_MAX_SECONDS, CALL_AGAIN_MAX_SECONDS]
-    assert pauses == pytest.approx(expected, abs=0.11)
 
 
 def test_foreign_server_at_a_hosts_address_is_hung_up_on() -> None:

@@ -100,6 +100,12 @@ def test_pair_of_a_node_that_nobody_reaches_is_not_said_to_work_the_other_way() 
     )
 
 
+def test_block_of_nodes_that_nobody_reaches_is_not_said_to_work_the_other_way() -> None:
+    deaf = [(each, other) for other in (0, 1) for each in range(5) if each != other]
+    *_, last = lines(5, [*deaf, *itertools.product((0, 1), (2, 3))])
+    assert last == "none of w0, w1 reaches any of w2, w3: no answer from TCP port 4002"
+
+
 def test_pair_in_both_directions() -> None:
     assert lines(4, both((1, 3))) == [
         "rank 1 on host w1 (10.0.0.1 on eth0) and rank 3 on host w3 (10.0.0.3 on eth0) do not reach each other: "
