@@ -235,7 +235,7 @@ RANKS = (
         observed="rank 0 is alone, no process is heard, and there is no default route",
         status=ALONE,
         machine=NO_ROUTE,
-        cause="the missing ranks were not started",
+        cause="the missing ranks were not started, the network carries no multicast",
     ),
     Row(
         observed="rank 0 is alone, no process is heard, and only loopback is up",
@@ -248,6 +248,11 @@ RANKS = (
         status=ALONE,
         machine=SHARED_PORT,
         cause="is also held by pid 99",
+    ),
+    Row(
+        observed="rank 0 is alone, and no process is heard",
+        status=ALONE,
+        cause="the missing ranks were not started, the network carries no multicast",
     ),
     Row(observed="ranks are missing, and nothing else is observed", status=LACKING, cause="were not started"),
     Row(
@@ -383,7 +388,7 @@ AGENTS = (
         cause="the other nodes were not started",
     ),
     Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
-    Row(observed="no process is heard", cause="the other nodes were not started"),
+    Row(observed="no process is heard", cause="the other nodes were not started, the network carries no multicast"),
 )
 FIND = (
     Row(

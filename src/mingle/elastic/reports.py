@@ -50,7 +50,10 @@ def incomplete(
     observation += reports.history(status, diagnostics)
     alone = most.joined <= 1 and not status.left
     why = _why_incomplete(identity.job, memory, status, most, diagnostics, facts, alone=alone)
-    cause, remedy = why or _OTHERWISE
+    otherwise = _OTHERWISE
+    if alone and diagnostics.empty and not facts.peers:
+        otherwise = reports.silence("the other nodes were", "the output of the other nodes", "all nodes", facts)
+    cause, remedy = why or otherwise
     return DiscoveryTimeoutError.explain(
         f"{observation}\n{reports.heard(diagnostics)}\n{reports.tried(facts)}", cause=cause, remedy=remedy
     )

@@ -139,8 +139,8 @@ class _Judge:
         host = peer.hostname or peer.address
         allow = f"on {host}: {allow_udp(self._facts.port, manager=self._facts.manager)}"
         peers = (
-            f"or use unicast: MINGLE_PEERS={peer.address} on every host (compose: the service's name; Kubernetes: the "
-            "headless Service's)"
+            f"or use unicast: MINGLE_PEERS={peer.address},… with all hosts of the job, on every host (compose: the "
+            "service's name; Kubernetes: the headless Service's)"
         )
         if link.received:
             fine = ", unicast fine" if unicast.received else ""

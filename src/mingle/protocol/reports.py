@@ -353,6 +353,8 @@ def _incomplete(
     observation += history(status, diagnostics)
     alone = status.joined <= 1 and not status.left
     otherwise = f"the missing {unit}s were not started, or can't reach {unit} 0", _look(unit)
+    if alone and diagnostics.empty and not facts.peers:
+        otherwise = silence(f"the missing {unit}s were", f"the output of the missing {unit}s", "all hosts", facts)
     return observation, *(_why_incomplete(identity, diagnostics, facts, status, alone=alone) or otherwise)
 
 
@@ -435,14 +437,26 @@ def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, 
         f"network (other {others} are heard, so multicast works here)",
         f"look at the output and the {_size(unit)} of {host}; `mingle-discover list` on its host shows what it does.",
     )
-    silence = (
-        f"{unit} 0 was not started, the network carries no multicast (most clouds and Kubernetes networks don't), "
-        "or a firewall or a switch with IGMP snooping drops it",
-        f"check {unit} 0's output; run `mingle-discover ping` on both hosts; then allow UDP port {facts.port}, or set "
-        f"MINGLE_PEERS=<{unit} 0's host>.",
-    )
-    otherwise = unheard if diagnostics.seekers or diagnostics.other_jobs else silence
+    unknown = silence(f"{unit} 0 was", f"{unit} 0's output", f"{unit} 0's host", facts)
+    otherwise = unheard if diagnostics.seekers or diagnostics.other_jobs else unknown
     return observation, *(_why_no_host(identity, diagnostics, facts, alone=True) or otherwise)
+
+
+def silence(missing: str, output: str, peers: str, facts: NetworkFacts) -> Cause:
+    """Return the cause if no process was heard and nothing is wrong with this machine.
+
+    Args:
+        missing: who is missing, with its verb.
+        output: what to look at first.
+        peers: the hosts to name where there is no multicast.
+        facts: what was tried.
+    """
+    return (
+        f"{missing} not started, the network carries no multicast (most clouds and Kubernetes networks don't), "
+        "or a firewall or a switch with IGMP snooping drops it",
+        f"check {output}; run `mingle-discover ping` on both hosts; then allow UDP port {facts.port}, or set "
+        f"MINGLE_PEERS=<{peers}>.",
+    )
 
 
 def _host(identity: Identity) -> str:
