@@ -206,7 +206,7 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
     it started earlier, they are more than SENT. Conclusions follow below the figures.
 
     It ends after --count rounds, with --timeout, or with Ctrl-C. The exit status is 1 if no host answered or a path is
-    broken.
+    broken. Lost multicast is only a warning if unicast passes and --peers, or MINGLE_PEERS, names the host.
     """
     job = settings.check_job_id(job, "JOB") if job else ""
     network = shared.network(1.0)
@@ -256,7 +256,7 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
 
 def judge(pings: PingMachine, facts: Facts) -> list[Finding]:
     """Return the verdicts on the figures, and if pings are lost the troubles of this machine."""
-    found = path_checks.judge(pings, facts)
+    found = path_checks.judge(pings, facts, named={address for address, _ in pings.asked})
     if not pings.peers or any(finding.status is not CheckStatus.PASS for finding in found):
         found += diagnosis.troubles(facts)
     return found + [finding for finding in diagnosis.examine(facts) if finding.name == "version"]

@@ -15,15 +15,18 @@ LOSS_WARNED = 0.05
 _NAMES = {"multicast": "multicast", "unicast": "unicast", "tcp": "TCP"}
 
 
-def judge(pings: PingMachine, facts: Facts, *, closed: Collection[str] = ()) -> list[Finding]:
+def judge(
+    pings: PingMachine, facts: Facts, *, closed: Collection[str] = (), named: Collection[str] = ()
+) -> list[Finding]:
     """Return the verdicts on each peer, on the hosts that did not answer, and on pings about other jobs.
 
     Args:
         pings: the figures.
         facts: the facts about this machine.
         closed: addresses that did not answer and where no program has the UDP port open.
+        named: the addresses that `MINGLE_PEERS` gives: jobs need no multicast to these hosts.
     """
-    judged = _Judge(facts)
+    judged = _Judge(facts, named)
     findings = [finding for peer in pings.peers.values() for finding in judged.peer(peer)]
     findings += [
         Finding(
@@ -52,8 +55,9 @@ def judge(pings: PingMachine, facts: Facts, *, closed: Collection[str] = ()) -> 
 
 
 class _Judge:
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, named: Collection[str]) -> None:
         self._facts = facts
+        self._named = named
         interface = facts.used_names[0] if facts.used_names else ""
         udp = Packet("udp", facts.port, facts.group, interface)
         self._udp_block = blocked(facts.chains, udp) if facts.group else None
@@ -94,7 +98,13 @@ class _Judge:
                 "or it has no route back",
             )
             return
-        if _is_lost(multicast):
+        if _is_lost(multicast) and unicast.received and peer.address in self._named:
+            yield (
+                WARN,
+                f"multicast to {peer} is lost, unicast fine: enough for jobs whose MINGLE_PEERS names all their hosts",
+                "nothing, where the network carries no multicast, as most clouds",
+            )
+        elif _is_lost(multicast):
             yield FAIL, *self._multicast_lost(peer, multicast, link, unicast)
         elif multicast.received and _pings(peer) and not multicast.arrived and not link.arrived:
             why = "" if self._facts.multicasts_on else ", and our own does not come back"

@@ -125,6 +125,20 @@ def test_a_peer_that_hears_unicast_alone_is_not_said_to_hear_nothing() -> None:
     assert "TCP from node1 to node2 (10.0.0.2) is filtered, though UDP passes" in tcp.observation
 
 
+@pytest.mark.parametrize(
+    ("unicast", "named", "status"),
+    [
+        pytest.param(FINE, "10.0.0.2", CheckStatus.WARN, id="by unicast"),
+        pytest.param((8, 0, 0), "10.0.0.2", CheckStatus.FAIL, id="not at all"),
+        pytest.param(FINE, "10.0.0.3", CheckStatus.FAIL, id="another host was named"),
+    ],
+)
+def test_lost_multicast_is_no_fault_where_jobs_need_none(unicast: Counts, named: str, status: CheckStatus) -> None:
+    machine = pings(a_peer(multicast=(8, 0, 0), link=(8, 0, 0), unicast=unicast))
+    found = path_checks.judge(machine, Facts(port=29499, used_names=("eth0",)), named={named})
+    assert found[0].status is status
+
+
 def test_our_own_that_does_not_come_back_is_said() -> None:
     (finding,) = judge(pings(a_peer(multicast=(8, 8, 0), link=(8, 8, 0))), multicasts_on=())
     assert "our own does not come back" in finding.observation
