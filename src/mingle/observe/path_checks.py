@@ -98,14 +98,9 @@ class _Judge:
                 "or it has no route back",
             )
             return
-        if _is_lost(multicast) and unicast.received and peer.address in self._named:
-            yield (
-                WARN,
-                f"multicast to {peer} is lost, unicast fine: enough for jobs whose MINGLE_PEERS names all their hosts",
-                "nothing, where the network carries no multicast, as most clouds",
-            )
-        elif _is_lost(multicast):
-            yield FAIL, *self._multicast_lost(peer, multicast, link, unicast)
+        if _is_lost(multicast):
+            enough = unicast.received and peer.address in self._named
+            yield WARN if enough else FAIL, *self._multicast_lost(peer, multicast, link, unicast)
         elif multicast.received and _pings(peer) and not multicast.arrived and not link.arrived:
             why = "" if self._facts.multicasts_on else ", and our own does not come back"
             yield (
@@ -149,7 +144,7 @@ class _Judge:
         host = peer.hostname or peer.address
         allow = f"on {host}: {allow_udp(self._facts.port, manager=self._facts.manager)}"
         peers = (
-            f"or use unicast: MINGLE_PEERS={peer.address},… with all hosts of the job, on every host (compose: the "
+            f"or use unicast: MINGLE_PEERS={peer.address},... with all hosts of the job, on every host (compose: the "
             "service's name; Kubernetes: the headless Service's)"
         )
         if link.received:
