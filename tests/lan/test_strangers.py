@@ -161,15 +161,19 @@ def a_job_with_impostors(seed: int, *, given: bool) -> None:
 
     for _ in range(40):
         world.after(rng.uniform(0, 8), strike)
+    freed: list[str] = []
     for _ in range(rng.choice((0, 0, 3))):
         member = rng.choice(ranks)
+        freed.append(f"pid {member.identity.who.pid}:")
         world.after(rng.uniform(0, 8), functools.partial(gathering.network.reset_connections, member.machine))
     gathering.run(20.0)
     gathering.expect_formed()
     assert [host.closed_stores for host in ranks] == [[]] * 4
     for host in ranks:
         if host.hosts:
-            assert [text for text in host.host.registrar.history.departures if "forged" in text] == []
+            # The seat of a member that has lost its connection is free, for anybody until it comes back.
+            forged = [text for text in host.host.registrar.history.departures if "forged" in text]
+            assert [text for text in forged if not any(pid in text for pid in freed)] == []
 
 
 @pytest.mark.soak

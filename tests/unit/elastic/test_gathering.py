@@ -89,12 +89,18 @@ def host_first(several: list[Gathering]) -> list[Gathering]:
 
 
 def kill(agent: Gathering) -> None:
-    """End an agent as SIGKILL does: the kernel closes its sockets, and nothing is said."""
+    """End an agent as SIGKILL does: the kernel closes its sockets, and nothing is said.
+
+    With unread bytes the kernel would send a reset, which says nothing of the process's end: the others stay bound.
+    """
 
     def die() -> None:
+        for connection in agent.driver.connections._connections.values():
+            with contextlib.suppress(OSError):  # it does not stand yet
+                connection.socket.shutdown(socket.SHUT_WR)
         agent.driver.connections.close()
         agent._agent.closed = True
-        agent._agent.part = None
+        agent._agent.part = agent._agent.outcome = None
         agent._stopping = True
 
     agent.call(die)
