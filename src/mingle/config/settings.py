@@ -408,13 +408,23 @@ def _interfaces(environ: Mapping[str, str], arguments: Arguments) -> tuple[tuple
         return values.words(arguments.interface, source), f"{source}=" if source == "interface" else source
     for variable in ("MINGLE_INTERFACE", "GLOO_SOCKET_IFNAME"):
         named = values.text_of(environ, variable)
-        # Gloo takes exact names; NCCL's ^ and = are none (and make Gloo fail), so they name no interface here.
-        inexact = variable == "GLOO_SOCKET_IFNAME" and any(
-            word.startswith(("^", "=")) for word in (named or "").split(",")
-        )
-        if named is not None and not inexact:
+        if named is not None and not (variable == "GLOO_SOCKET_IFNAME" and gloo_problem(environ)):
             return values.words(named, variable), variable
     return (), ""
+
+
+def gloo_problem(environ: Mapping[str, str]) -> ConfigurationError | None:
+    """Return the error for a ``GLOO_SOCKET_IFNAME`` with which Gloo makes no group; None: it has none."""
+    named = values.text_of(environ, "GLOO_SOCKET_IFNAME") or ""
+    words = [word for word in named.split(",") if word.startswith(("^", "=")) or values.parse_address(word)]
+    if not words:
+        return None
+    return ConfigurationError.explain(
+        f"GLOO_SOCKET_IFNAME={named!r}: Gloo looks for an interface with the name {words[0]!r}, finds none, and makes "
+        "no process group",
+        cause="a value for NCCL: only NCCL_SOCKET_IFNAME takes '^' and '=', and Gloo takes no address",
+        remedy="give exact names, such as GLOO_SOCKET_IFNAME=eth0, or unset it: mingle sets it",
+    )
 
 
 def _secret(environ: Mapping[str, str], arguments: Arguments) -> Secret | None:

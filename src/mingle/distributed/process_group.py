@@ -21,7 +21,7 @@ from typing import Any
 from msgspec import Struct
 
 from mingle import detached
-from mingle.config import values
+from mingle.config import settings, values
 from mingle.distributed import gloo
 from mingle.errors import ConfigurationError, comes_from_a_signal_handler
 
@@ -197,8 +197,7 @@ def check_arguments(group: GroupArguments) -> None:
             )
     if (device := options.get("device_id")) is not None:
         _check_device(device)
-    if group.backend is not None:
-        check_backend(group.backend)
+    check_backend(group.backend)
 
 
 def _check_device(given: Any) -> None:
@@ -242,19 +241,27 @@ def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:
             )
 
 
-def check_backend(backend: str) -> None:
+def check_backend(backend: str | None) -> None:
     """Check, before the first packet, what torch would refuse only when all ranks have joined.
+
+    Args:
+        backend: as torch takes it; None: torch chooses, and Gloo is among those that it chooses.
 
     Raises:
         ConfigurationError: torch does not know the backend, can't parse its name, or can't use it here.
     """
+    if backend is None:
+        _check_gloo()
+        return
     if not isinstance(backend, str):
         raise _no_backend(backend, "it is not a str")
     c10d = _c10d()
+    names = [part.rpartition(":")[2].lower() for part in backend.split(",")]
+    if {c10d.Backend.UNDEFINED, c10d.Backend.GLOO} & {*names}:
+        _check_gloo()
     if backend.lower() == c10d.Backend.UNDEFINED or getattr(c10d, "_use_torchcomms_enabled", bool)():
         return  # torch chooses the backend, or TorchComms makes it, which has others
     # Before torch parses the whole: of a name that it does not know it would only warn.
-    names = [part.rpartition(":")[2].lower() for part in backend.split(",")]
     for name in names:
         _check_one(backend, name)
     problem = ""
@@ -267,6 +274,11 @@ def check_backend(backend: str) -> None:
         problem = " ".join(str(error).split())
     if problem:
         raise _no_backend(backend, problem)
+
+
+def _check_gloo() -> None:
+    if (problem := settings.gloo_problem(os.environ)) is not None:
+        raise problem
 
 
 def _check_one(backend: str, name: str) -> None:

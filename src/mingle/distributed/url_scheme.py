@@ -167,7 +167,7 @@ def _rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int,
         arguments = _arguments(url)
         with rendezvous.one_call(), collector_paused():
             wanted = rendezvous.resolve(arguments, timeout)
-            if backend is not None:
+            if group_name is not None:
                 process_group.check_backend(backend)
             begun = True
             job, session = rendezvous.form(wanted, enters=True)

@@ -29,7 +29,7 @@ from mingle import records
 from mingle._version import __version__
 from mingle.config import placement, values
 from mingle.config.order import order_of
-from mingle.config.settings import Settings
+from mingle.config.settings import Settings, gloo_problem
 from mingle.engine import progress, store
 from mingle.engine.driver import Driver
 from mingle.engine.loop import Loop
@@ -164,8 +164,11 @@ def process_identity(
 
 
 def job_key(settings: Settings) -> JobKey | None:
-    """Return the key of a job's secret, and show the warnings about the secret and the job id."""
-    for remark in values.remarks(settings.secret):
+    """Return the key of a job's secret, and show the warnings about the secret, the job id and Gloo's variable."""
+    remarks = values.remarks(settings.secret)
+    if (problem := gloo_problem(os.environ)) is not None:  # no error: the program may not use Gloo
+        remarks.append(f"{problem.observation}; likely cause: {problem.cause}; fix: {problem.remedy}")
+    for remark in remarks:
         progress.say(logging.WARNING, remark, quiet=settings.progress == "off")
     return JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
 

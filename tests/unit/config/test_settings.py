@@ -324,6 +324,7 @@ def test_a_launchers_job_id_is_checked_too() -> None:
         ({"GLOO_SOCKET_IFNAME": "^docker0"}, None, (), ""),
         ({"GLOO_SOCKET_IFNAME": "=eth0"}, None, (), ""),
         ({"GLOO_SOCKET_IFNAME": "eth0,^docker0"}, None, (), ""),
+        ({"GLOO_SOCKET_IFNAME": "10.0.0.5"}, None, (), ""),
         ({"GLOO_SOCKET_IFNAME": ""}, None, (), ""),
         ({"NCCL_SOCKET_IFNAME": "eth0"}, None, (), ""),
     ],
@@ -333,6 +334,25 @@ def test_where_interfaces_are_named(
 ) -> None:
     found = resolve_network(environ, interface=argument)
     assert (found.interfaces, found.interfaces_from) == (interfaces, where)
+
+
+@pytest.mark.parametrize(
+    ("named", "refused"),
+    [
+        ("^lo,docker0", "'^lo'"),
+        ("=eth0", "'=eth0'"),
+        ("10.0.0.5", "'10.0.0.5'"),
+        ("eth0,fe80::1%eth0", "'fe80::1%eth0'"),
+        ("eth0,eth1", ""),
+        ("", ""),
+    ],
+)
+def test_a_value_of_nccl_in_gloos_variable_is_known(named: str, refused: str) -> None:
+    problem = settings.gloo_problem({"GLOO_SOCKET_IFNAME": named})
+    assert (problem is not None) == bool(refused)
+    if problem is not None:
+        assert f"an interface with the name {refused}" in str(problem)
+        assert "only NCCL_SOCKET_IFNAME takes '^' and '='" in str(problem)
 
 
 def test_no_peers_as_an_argument_leave_the_variables() -> None:

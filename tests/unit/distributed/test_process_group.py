@@ -120,6 +120,22 @@ def test_a_wrong_option(options: dict[str, Any], match: str) -> None:
     refused(match, **options)
 
 
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
+@pytest.mark.parametrize("named", ["^lo,docker0", "=lo", "127.0.0.1"])
+def test_a_value_of_nccl_in_gloos_variable(monkeypatch: pytest.MonkeyPatch, named: str, backend: str | None) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    refused("Gloo looks for an interface with the name", backend=backend)
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("named", ["^lo,docker0", "=lo", "127.0.0.1"])
+def test_a_value_of_nccl_in_gloos_variable_before_torchs_own_call(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    with pytest.raises(ConfigurationError, match="only NCCL_SOCKET_IFNAME takes"):
+        dist.init_process_group(init_method=f"mingle://{job_name('refused')}", rank=0, world_size=1)
+
+
 @pytest.mark.parametrize(
     ("device", "taken"),
     [
