@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterable, Sequence
 
 from mingle.config.settings import Family, Network
@@ -77,6 +78,19 @@ class ControlPort:
         if locally:
             self._listen_locally()
         return addresses
+
+    def listen_at_source(self, address: str, index: int) -> None:
+        """Open the port, if it is open elsewhere, on an address from which a connection to another node has left.
+
+        A route can carry a source that is no announced address, such as a service address on loopback. The others know
+        this process by it, so the mesh, and torch after it, dial it there.
+
+        Args:
+            address: the local address of the connection.
+            index: the interface that owns it, which is the scope of a link-local one.
+        """
+        if self._connections.is_listening and not ipaddress.ip_address(address).is_loopback:
+            self._connections.listen_also([(address, index)])
 
     def _listen_locally(self) -> None:
         local = [

@@ -372,6 +372,7 @@ class Driver:
             self.machine.handle(Disconnected(event.conn, reason), now)
             return
         weak = self.interfaces.reached_weakly(event.local_address, dialed.address)
+        self.control_port.listen_at_source(event.local_address, self.interfaces.index(owner))
         self.machine.handle(Connected(event.conn, event.local_address, owner, weak), now)
 
     # --- effects ---------------------------------------------------------------------------------------------------

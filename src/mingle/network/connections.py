@@ -170,6 +170,11 @@ class Connections:
                     self._open_listener(address, index)
         return self._listened(addresses)
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether the control port is open on any address."""
+        return bool(self._listeners)
+
     def _listened(self, addresses: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
         return frozenset(each for each in addresses if _bound_as(*each) in self._listeners)
 

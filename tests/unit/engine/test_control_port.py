@@ -38,6 +38,18 @@ def test_further_addresses_are_listened_on_and_interfaces_that_have_gone_are_lef
     assert left == [{2}]
 
 
+def test_the_address_that_a_connection_leaves_from_is_listened_on_where_the_port_is_open() -> None:
+    opened: list[tuple[str, int]] = []
+    connections = SimpleNamespace(is_listening=False, listen_also=opened.extend)
+    port = ControlPort(Network(interfaces=()), SimpleNamespace(usable=[ETH0]), connections)  # type: ignore[arg-type]
+    port.listen_at_source("10.9.0.1", 1)
+    assert not opened, "a process that answers nobody opens no port"
+    connections.is_listening = True
+    for address in ("127.0.0.1", "::1", "10.9.0.1"):
+        port.listen_at_source(address, 1)
+    assert opened == [("10.9.0.1", 1)], "on loopback nobody else calls"
+
+
 def test_tunnels_and_bridges_are_a_last_resort() -> None:
     usable = [
         nic("eth1", 3, "10.1.0.1/24"),
