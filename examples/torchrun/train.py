@@ -44,7 +44,7 @@ def main() -> None:
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)  # before the first collective: objects are gathered on the current GPU
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     model = torch.nn.Linear(1, 1).to(device)
@@ -55,10 +55,10 @@ def main() -> None:
         model.load_state_dict(saved["model"])
         done = saved["done"]
     # Every rank begins where the one that has come furthest stood: a new machine has no checkpoint.
-    progress: list[int | None] = [None] * size
-    dist.all_gather_object(progress, done)
-    done = max(each or 0 for each in progress)
-    furthest = progress.index(done)
+    progress = torch.zeros(size, dtype=torch.int64, device=device)
+    progress[rank] = done
+    dist.all_reduce(progress)  # a tensor: for `all_gather_object` torch needs numpy
+    done, furthest = int(progress.max()), int(progress.argmax())
     for parameter in model.parameters():
         dist.broadcast(parameter.data, src=furthest)
     trained = DistributedDataParallel(model)

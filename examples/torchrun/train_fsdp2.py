@@ -6,6 +6,7 @@ The same line on every machine, in any order:
 
 It learns to predict the next byte of a text. Each rank saves its own shards, and a restart on another number of ranks
 continues from the newest complete checkpoint. All machines must see the directory of the checkpoints.
+`torch.distributed.checkpoint` sends objects between the ranks, for which torch needs numpy.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +133,9 @@ def main() -> None:
     parser.add_argument("--log-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="on a shared file system")
     arguments = parser.parse_args()
+    if find_spec("numpy") is None:  # said before the training, not when it saves
+        fix = f"{sys.executable} -m pip install numpy"
+        sys.exit(f"torch.distributed.checkpoint needs numpy, which is not installed.\n  fix: {fix}")
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

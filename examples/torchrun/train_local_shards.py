@@ -36,19 +36,34 @@ class Checkpoint(NamedTuple):
         return directory / f"step-{self.step:08d}-{self.generation}-shard-{rank}-of-{self.ranks}.pt"
 
 
-def on_disk(directory: Path) -> set[tuple[Checkpoint, int]]:
-    """Return the shards that are on this machine's disk."""
-    matches = [
-        re.fullmatch(r"step-(\d+)-(.+)-shard-(\d+)-of-(\d+)\.pt", path.name) for path in directory.glob("step-*.pt")
-    ]
+def on_disk(directory: Path) -> list[str]:
+    """Return the names of the files on this machine's disk that can be shards."""
+    return [path.name for path in directory.glob("step-*.pt")]
+
+
+def shards(names: list[str]) -> set[tuple[Checkpoint, int]]:
+    """Return the shards with these names."""
+    matches = [re.fullmatch(r"step-(\d+)-(.+)-shard-(\d+)-of-(\d+)\.pt", name) for name in names]
     return {(Checkpoint(int(m[1]), m[2], int(m[4])), int(m[3])) for m in matches if m is not None}
+
+
+def all_gather_text(text: str) -> list[str]:
+    """Return the texts of all ranks. They are sent as tensors: for `all_gather_object` torch needs numpy."""
+    mine = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    lengths = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    lengths[dist.get_rank()] = len(mine)
+    dist.all_reduce(lengths)
+    sent = torch.zeros(int(lengths.max()) + 1, dtype=torch.uint8)
+    sent[: len(mine)] = mine
+    everyones = [torch.empty_like(sent) for _ in lengths]
+    dist.all_gather(everyones, sent)
+    return [bytes(each[:length].tolist()).decode() for each, length in zip(everyones, lengths, strict=True)]
 
 
 def load(directory: Path) -> tuple[int, torch.Tensor | None]:
     """Return the step of the newest checkpoint of which some machine has each shard, and this rank's shard of it."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    disks: list[set[tuple[Checkpoint, int]]] = [set() for _ in range(size)]
-    dist.all_gather_object(disks, on_disk(directory))
+    disks = [shards(names.split("\n")) for names in all_gather_text("\n".join(on_disk(directory)))]
     found = set().union(*disks)
     complete = [
         each for each, _ in found if each.ranks == size and all((each, shard) in found for shard in range(size))
@@ -61,10 +76,10 @@ def load(directory: Path) -> tuple[int, torch.Tensor | None]:
     for shard in range(size):
         if (newest, shard) not in disks[shard]:
             holder = next(each for each in range(size) if (newest, shard) in disks[each])
-            sent = [torch.load(newest.shard(directory, shard)) if rank == holder else None]
-            dist.broadcast_object_list(sent, src=holder)
+            sent = torch.load(newest.shard(directory, shard)) if rank == holder else torch.empty(ROWS, COLUMNS)
+            dist.broadcast(sent, src=holder)
             if rank == shard:
-                own, source = sent[0], f"rank {holder}"
+                own, source = sent, f"rank {holder}"
     print(f"rank {rank} continues at step {newest.step} with its shard from {source}", flush=True)
     return newest.step, own
 
@@ -78,8 +93,9 @@ def save(directory: Path, step: int, shard: torch.Tensor) -> None:
     torch.save(shard, unfinished)
     unfinished.replace(path)
     dist.barrier()  # each rank has its shard of this step now, so older ones can go
-    steps = sorted({checkpoint.step for checkpoint, _ in on_disk(directory)})
-    for checkpoint, rank in on_disk(directory):
+    saved = shards(on_disk(directory))
+    steps = sorted({checkpoint.step for checkpoint, _ in saved})
+    for checkpoint, rank in saved:
         if checkpoint.step not in steps[-2:]:
             checkpoint.shard(directory, rank).unlink(missing_ok=True)
 

@@ -35,6 +35,7 @@ from mingle.protocol.observations import Snapshot
 from mingle.run import command as run_command
 from mingle.run import placeholders
 from mingle.wire import datagrams
+from tests.support import without_numpy
 from tests.support.documents import _FENCE, README, ROOT, UPDATE, Block, blocks, named, read, rewrite
 from tests.support.forked_ranks import Rank, run_ranks
 from tests.support.ports import free_udp_port
@@ -113,7 +114,7 @@ def test_torchrun_prints_what_the_quickstart_says(tmp_path: Path) -> None:
     )
     environment = {
         **{name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ},
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{Path(without_numpy.python()).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "src"),
         "USER": f"quickstart-{os.getpid()}",
         "MINGLE_PORT": str(free_udp_port()),

@@ -1,7 +1,8 @@
 """Ranks for a test: real processes on the loopback interface, forked from one that has imported torch.
 
 Torch takes seconds to import. So a process of its own does that once, forks all the ranks a test wants, and
-tells what they printed; the test's process stays free of torch and of what the ranks leave behind.
+tells what they printed; the test's process stays free of torch and of what the ranks leave behind. There is no
+numpy in it, as in the environment that docs/install.md makes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import without_numpy
 from tests.support.ports import free_udp_port
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +47,8 @@ def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ())
     """Run groups of ranks, all at once; return each one's exit status and what it printed.
 
     A group has a UDP port of its own, so none hears another, nor what runs beside this test; what is printed
-    names the default port in its place. What is slow to import, beside torch, is named in ``preload``.
+    names the default port in its place. What is slow to import, beside torch, is named in ``preload``
+    and has numpy.
     """
     # Not above: whether and when mingle is imported is the ranks' own affair.
     from mingle.config.settings import DEFAULT_PORT
@@ -76,7 +79,7 @@ class _Forker:
     def __init__(self, preload: Sequence[str]) -> None:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forked_ranks", *preload],
+            [sys.executable if preload else without_numpy.python(), "-m", "tests.support.forked_ranks", *preload],
             cwd=ROOT,
             env=kept | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
             stdin=subprocess.PIPE,
