@@ -123,7 +123,7 @@ def sum_of_ranks() -> int:
     return int(numbers.item())
 
 
-def train(job_id: str, rank: int, world_size: int, door: str = "init", **arguments: Any) -> dict[str, Any]:
+def train(job_id: str, rank: int | None, world_size: int, door: str = "init", **arguments: Any) -> dict[str, Any]:
     """Come through one of the doors, reduce once, and leave nothing behind."""
     report_log()
     arguments.setdefault("discovery_timeout", TIMEOUT)

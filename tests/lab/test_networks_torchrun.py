@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -40,6 +41,24 @@ def test_without_multicast_and_with_a_name_that_is_complete_late(lab: Lab, job: 
     assert len(masters) == 1
     assert masters <= set(addresses)
     made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_agents_have_their_round_before_a_silent_name_server_is_given_up(lab: Lab, job: MakeJob, seed: int) -> None:
+    """Torch looks up the name of each host that it connects to, as the workers do then: for them it takes 10 s."""
+    network = lab.network()
+    silent, *hosts = [lab.host(network) for _ in range(4)]
+    silent.drop("udp dport 53")
+    for host in hosts:
+        host.resolver_file.write_text(f"nameserver {silent.address()}\n")
+    made = job(f"dns-{seed}", "3")
+    began = time.monotonic()
+    made.start(*hosts)
+    had_rounds = [made.agents[host].wait_for("round").time - began for host in hosts]
+    made.wait_for_group(hosts)
+    made.finish(*hosts)
+    assert max(had_rounds) < 9
 
 
 def test_hosts_without_ipv4(lab: Lab, job: MakeJob) -> None:

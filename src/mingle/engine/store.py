@@ -9,6 +9,7 @@ authentication nor encryption: every process that can open TCP to its port can r
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import math
 import os
@@ -53,7 +54,9 @@ BACKLOG = 4096
 CONNECT_SECONDS = 2.0
 CONNECT_AGAIN_SECONDS = 0.2
 PROVE_SECONDS = 10.0
-"""There is no point in exceeding the host's ACK timeout; less fails where reverse look-ups stall (5 s each)."""
+"""There is no point in exceeding the host's ACK timeout."""
+LOOK_UP_SECONDS = 1
+"""How long torch waits for each name server while it connects; the resolver's default is 10 s (resolv.conf(5))."""
 OPERATION_SECONDS = 30.0
 KEY_PREFIX = "mingle/"
 _MOST_DESCRIPTORS = 65_536
@@ -261,16 +264,17 @@ def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
     listener = _listen(address, port)
     bound = listener.getsockname()[1]
     forksafe.register_fd(listener.fileno())
-    store = TCPStore(
-        address,
-        bound,
-        is_master=True,
-        timeout=timedelta(seconds=OPERATION_SECONDS),
-        wait_for_workers=False,
-        multi_tenant=True,
-        master_listen_fd=listener.detach(),  # torch's from here on, also when this fails
-        use_libuv=_libuv_takes_descriptors(),
-    )
+    with _brief_look_ups():
+        store = TCPStore(
+            address,
+            bound,
+            is_master=True,
+            timeout=timedelta(seconds=OPERATION_SECONDS),
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),  # torch's from here on, also when this fails
+            use_libuv=_libuv_takes_descriptors(),
+        )
     token = os.urandom(16).hex()
     store.set(KEY_PREFIX + session.hex(), token)
     return StoreServer(address, bound, session, token, store)
@@ -355,7 +359,7 @@ def connect(address: str, port: int, workers: int | None = None) -> StoreClient:
     from torch.distributed import TCPStore
 
     connect_plainly(address, port).close()
-    with _failures_as_oserror(address, port):
+    with _failures_as_oserror(address, port), _brief_look_ups():
         # Its bytes on the wire are torch's own business: only a client of torch's proves that one will be served.
         store = TCPStore(
             address,
@@ -366,6 +370,27 @@ def connect(address: str, port: int, workers: int | None = None) -> StoreClient:
             wait_for_workers=workers is not None,  # only a store's own process waits; a client is counted
         )
     return StoreClient(address, port, store)
+
+
+@contextlib.contextmanager
+def _brief_look_ups() -> Iterator[None]:
+    """Have this thread ask each name server once, for a second: torch looks up the name of the host it connects to.
+
+    Only messages of torch have that name, and a name server that does not answer would cost every connection 10 s.
+    """
+    # The state of glibc's resolver is one for each thread, and begins with these two numbers (resolver(3)).
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "__res_state") or libc.__res_init() != 0:
+        yield
+        return
+    libc.__res_state.restype = ctypes.POINTER(ctypes.c_int * 2)
+    numbers = libc.__res_state().contents
+    before = tuple(numbers)
+    numbers[0], numbers[1] = LOOK_UP_SECONDS, 1
+    try:
+        yield
+    finally:
+        numbers[0], numbers[1] = before
 
 
 @contextlib.contextmanager

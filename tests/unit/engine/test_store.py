@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import signal
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from subprocess import PIPE
+from typing import Any
 
 import pytest
 import torch
@@ -472,6 +474,32 @@ def test_aborting_what_was_released_is_no_error(call: str) -> None:
     server = open_server("127.0.0.1", None, SESSION)
     server.release()
     getattr(server, call)()
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+@linux_only
+def test_torch_asks_each_name_server_once_and_for_a_second(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That torch's look-up goes by these numbers is shown in the lab."""
+    libc, during = ctypes.CDLL(None), list[tuple[int, ...]]()
+    libc.__res_state.restype = ctypes.POINTER(ctypes.c_int * 2)  # seconds and tries for each server (resolver(3))
+    assert libc.__res_init() == 0
+    numbers = libc.__res_state().contents
+    before = tuple(numbers)
+
+    class Observed(TCPStore):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            during.append(tuple(numbers))
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr("torch.distributed.TCPStore", Observed)
+    connect(server.address, server.port)
+    open_server("127.0.0.1", None, SESSION).release()
+    assert during == [(1, 1), (1, 1)]
+    assert tuple(numbers) == before
 
 
 # --- forks ----------------------------------------------------------------------------------------------------------
