@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -44,6 +45,8 @@ def wait_in_vain(job_id: str, rank: int | None, world_size: int, door: str, term
             job_id=job_id,
             placement=Placement(rank=None, world_size=world_size),
             discovery_timeout=WAIT_SECONDS,
+            interfaces=tuple(filter(None, [os.environ.get("MINGLE_INTERFACE")])),
+            interfaces_from="MINGLE_INTERFACE",
             secret=secret,
             mesh="off",
         )
@@ -67,8 +70,8 @@ def copy(terminal: int) -> None:
         os.write(1, data)
 
 
-def start(host: Host, *arguments: Any, **more: Any) -> Rank[Any]:
-    return host.start(wait_in_vain, *arguments, env=WIDE, **more)
+def start(host: Host, *arguments: Any, env: Mapping[str, str] | None = None, **more: Any) -> Rank[Any]:
+    return host.start(wait_in_vain, *arguments, env=WIDE | dict(env or {}), **more)
 
 
 def seconds_until(rank: Rank[Any], words: str) -> float:
@@ -185,6 +188,39 @@ def test_a_peer_that_does_not_resolve_is_named(lab: Lab, seed: int) -> None:
     host, _ = two(lab)
     rank = start(host, f"peer {seed}", 1, 2, "given", False, peers=["nosuch.example"])
     assert_told(rank, "'nosuch.example' in MINGLE_PEERS does not resolve")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("door", "variable"), [*((door, "MINGLE_INTERFACE") for door in DOORS), ("given", "GLOO_SOCKET_IFNAME")]
+)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_loopback_that_was_left_over_is_named_on_its_machine(lab: Lab, door: str, variable: str, seed: int) -> None:
+    given = ranks_of(door)[0] is not None
+    hosts = two(lab)
+    right = start(hosts[0], f"left {seed}", 0 if given else None, 3, door, False)
+    wrong = [
+        start(hosts[1], f"left {seed}", rank if given else None, 3, door, False, env={variable: "lo"})
+        for rank in (1, 2)
+    ]
+    for rank in wrong:
+        rank.wait_for("started")
+    until(lambda: any("likely cause" in rank.output for rank in wrong), WAIT_SECONDS)
+    said = next(rank for rank in wrong if "likely cause" in rank.output)
+    assert_told(said, f"{variable} names loopback alone, so no other machine can be reached, but eth0 10.77.0.2/24")
+    assert f"fix: unset {variable}" in said.output
+    assert "likely cause" not in right.output
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_port_that_is_not_the_default_is_named_where_it_was_set(lab: Lab, seed: int) -> None:
+    one, other = ranks_of("given")
+    hosts = two(lab)
+    right = start(hosts[0], f"port {seed}", one, 2, "given", False)
+    wrong = start(hosts[1], f"port {seed}", other, 2, "given", False, env={"MINGLE_PORT": "31000"})
+    assert_told(wrong, "no process is heard on UDP port 31000, which is not the default")
+    assert "likely cause" not in right.output
 
 
 @pytest.mark.soak

@@ -36,7 +36,16 @@ def _offer() -> Offer:
 HEALTHY = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])
 NO_ROUTE = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], default_route=False)
 LOOPBACK = Facts(port=29499, used=["lo 127.0.0.1/8"], used_names=["lo"], only_loopback=True)
+LEFT_OVER = Facts(
+    port=29499,
+    used=["lo 127.0.0.1/8"],
+    used_names=["lo"],
+    only_loopback=True,
+    unused=["eth0 10.0.0.5/24"],
+    named_by="MINGLE_INTERFACE",
+)
 NAMED = Facts(port=29499, used=["eth0"], used_names=["eth0"], unused=["eth1 10.1.0.5/24"], named_by="MINGLE_INTERFACE")
+OTHER_PORT = Facts(port=31000, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])
 SHARED_PORT = Facts(port=29499, used=["eth0"], used_names=["eth0"], holders=[Holder(99, "telemetry", 0)])
 SURE = Facts(port=29499, used=["eth0"], used_names=["eth0"], send_errors={"ENETUNREACH": 3}, default_route=False)
 
@@ -62,7 +71,8 @@ class Row:
     def facts(self) -> NetworkFacts:
         """What the driver gives to the report: the warnings and failures of the local checks among it."""
         found: list[Finding] = diagnosis.troubles(self.machine)
-        return NetworkFacts(port=29499, rejected=Counter(self.rejected), findings=found)
+        port = self.machine.port
+        return NetworkFacts(port=port, named_port=port != 29499, rejected=Counter(self.rejected), findings=found)
 
 
 def _identity(row: Row) -> Identity:
@@ -244,6 +254,18 @@ RANKS = (
         cause="only loopback is used",
     ),
     Row(
+        observed="ranks are missing, others of this machine have joined, and MINGLE_INTERFACE=lo is left over",
+        status=LACKING,
+        machine=LEFT_OVER,
+        cause="MINGLE_INTERFACE names loopback alone, so no other machine can be reached",
+    ),
+    Row(
+        observed="rank 0 is alone, no process is heard, and its UDP port is not the default",
+        status=ALONE,
+        machine=OTHER_PORT,
+        cause="the missing ranks were not started, or with another MINGLE_PORT than 31000",
+    ),
+    Row(
         observed="rank 0 is alone, no process is heard, and another program shares the UDP port",
         status=ALONE,
         machine=SHARED_PORT,
@@ -320,6 +342,17 @@ RANKS = (
         cause="only loopback is used",
     ),
     Row(
+        observed="other ranks of this machine are heard, and MINGLE_INTERFACE=lo is left over",
+        heard={"seekers": SEEKER},
+        machine=LEFT_OVER,
+        cause="MINGLE_INTERFACE names loopback alone, so no other machine can be reached",
+    ),
+    Row(
+        observed="no process is heard, and this one's UDP port is not the default",
+        machine=OTHER_PORT,
+        cause="rank 0 was not started, or with another MINGLE_PORT than 31000",
+    ),
+    Row(
         observed="no process is heard, and MINGLE_INTERFACE names one of two networks",
         machine=NAMED,
         cause="MINGLE_INTERFACE names eth0 alone",
@@ -388,6 +421,16 @@ AGENTS = (
         cause="the other nodes were not started",
     ),
     Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
+    Row(
+        observed="no process of another machine is heard, and MINGLE_INTERFACE=lo is left over",
+        machine=LEFT_OVER,
+        cause="MINGLE_INTERFACE names loopback alone, so no other machine can be reached",
+    ),
+    Row(
+        observed="no process is heard, and this one's UDP port is not the default",
+        machine=OTHER_PORT,
+        cause="the other nodes were not started, or with another MINGLE_PORT than 31000",
+    ),
     Row(observed="no process is heard", cause="the other nodes were not started, the network carries no multicast"),
 )
 FIND = (

@@ -31,6 +31,8 @@ class Finding(Struct, frozen=True):
     """A line to type, or a setting; empty if nothing is wrong."""
     explains_silence: bool = False
     """Whether a warning can be the reason why no other host is heard; other warnings are only reported."""
+    keeps_to_itself: bool = False
+    """Whether all that this host hears comes from itself, so that what it hears explains nothing."""
 
     def __str__(self) -> str:
         return f"{self.observation}; {self.remedy}" if self.remedy else self.observation

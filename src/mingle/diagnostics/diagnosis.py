@@ -160,7 +160,17 @@ def _interfaces(facts: Facts) -> Iterator[Finding]:
 
 def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
     """Judge this only if no host was heard: naming one of several networks is the purpose of the setting."""
-    if facts.named_by and facts.unused and not facts.only_loopback:
+    if facts.named_by and facts.unused and facts.only_loopback:
+        yield Finding(
+            "interfaces",
+            WARN,
+            f"{facts.named_by} names loopback alone, so no other machine can be reached, but {', '.join(facts.unused)} "
+            "is up as well: the setting can be left over from a trial on one machine",
+            f"unset {facts.named_by}, unless all ranks run on this machine",
+            explains_silence=True,
+            keeps_to_itself=True,
+        )
+    elif facts.named_by and facts.unused:
         yield Finding(
             "interfaces",
             WARN,

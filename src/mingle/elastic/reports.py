@@ -77,7 +77,8 @@ def waiting(
     """Return the best cause so far why an agent waits, for the progress line; None if nothing was observed."""
     if not (status.lacks or status.refused):
         return None
-    return _why_incomplete(identity.job, memory, status, status, diagnostics, facts, alone=False)
+    why = _why_incomplete(identity.job, memory, status, status, diagnostics, facts, alone=False)
+    return why or (reports.another_port(diagnostics, facts) if status.joined <= 1 else None)
 
 
 def _why_incomplete(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mingle.config.settings import Network
+from mingle.config.settings import DEFAULT_PORT, Network
 from mingle.engine.rejections import Rejections
 from mingle.engine.udp_endpoint import UdpEndpoint
 from mingle.network.folders import Folders
@@ -122,6 +122,7 @@ class Evidence:
             interfaces=[str(each) for each in self._interfaces.usable],
             groups=groups,
             port=network.port,
+            named_port=network.port != DEFAULT_PORT,
             peers=[*(str(peer) for peer in network.peers), *network.folders],
             sent=transport.sent if transport else 0,
             received=transport.received if transport else 0,

@@ -29,6 +29,8 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
     interfaces: Sequence[str] = ()
     groups: Sequence[str] = ()
     port: int = 0
+    named_port: bool = False
+    """Whether the port is another one than the default."""
     peers: Sequence[str] = ()
     sent: int = 0
     received: int = 0

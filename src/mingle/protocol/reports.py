@@ -179,6 +179,7 @@ def likely_cause(
         _another_attempt(diagnostics) if diagnostics.other_attempts else None,
         heard,
         _mistyped_id(job, diagnostics, words),
+        _kept_to_itself(facts),
         suspect(facts, diagnostics) if alone else None,
     )
     return next((rung for rung in rungs if rung is not None), None)
@@ -187,6 +188,12 @@ def likely_cause(
 def failing(facts: NetworkFacts) -> Cause | None:
     """Return the check of this machine that has failed, if any."""
     found = (finding for finding in facts.findings if finding.status is CheckStatus.FAIL)
+    return next(((finding.observation, f"{finding.remedy}.") for finding in found), None)
+
+
+def _kept_to_itself(facts: NetworkFacts) -> Cause | None:
+    """Return the setting by which this host reaches only itself, if there is one."""
+    found = (finding for finding in facts.findings if finding.keeps_to_itself)
     return next(((finding.observation, f"{finding.remedy}.") for finding in found), None)
 
 
@@ -451,8 +458,9 @@ def silence(missing: str, output: str, peers: str, facts: NetworkFacts) -> Cause
         peers: the hosts to name where there is no multicast.
         facts: what was tried.
     """
+    port = f"or with another MINGLE_PORT than {facts.port}, " if facts.named_port else ""
     return (
-        f"{missing} not started, the network carries no multicast (most clouds and Kubernetes networks don't), "
+        f"{missing} not started, {port}the network carries no multicast (most clouds and Kubernetes networks don't), "
         "or a firewall or a switch with IGMP snooping drops it",
         f"check {output}; run `mingle-discover ping` on both hosts; then allow UDP port {facts.port}, or set "
         f"MINGLE_PEERS=<{peers}>.",
@@ -518,14 +526,26 @@ def waiting(
         connected: whether the rank is connected to the host, or is the host.
     """
     if not connected:
-        return _why_no_host(identity, diagnostics, facts, alone=False)
+        return _why_no_host(identity, diagnostics, facts, alone=False) or another_port(diagnostics, facts)
     if status is None:
         return _SILENT
     if not diagnostics.store_failures:
         status = replace(status, unconfirmed=())
     if status.joined >= status.world_size:
         return _as_the_host_says(identity, diagnostics, status)
-    return _why_incomplete(identity, diagnostics, facts, replace(status, unconfirmed=()), alone=False)
+    why = _why_incomplete(identity, diagnostics, facts, replace(status, unconfirmed=()), alone=False)
+    return why or (another_port(diagnostics, facts) if status.joined <= 1 else None)
+
+
+def another_port(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
+    """Return the cause if no process is heard, and this one does not use the default port."""
+    if not facts.named_port or not diagnostics.empty:
+        return None
+    return (
+        f"no process is heard on UDP port {facts.port}, which is not the default: a process with another MINGLE_PORT "
+        "is not heard",
+        "set the same MINGLE_PORT on every host, or on none.",
+    )
 
 
 def brief(cause: Cause) -> str:
