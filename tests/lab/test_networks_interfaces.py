@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +157,75 @@ def test_no_network_is_common_to_all(lab: Lab) -> None:
         assert f"not {hosts[0].address(right)}" in error.message
         assert f"not {hosts[0].address(left)}" in error.message
         assert "fix:" in error.message
+
+
+# --- the links of containers ------------------------------------------------------------------------------------------
+
+FILES = 1024
+"""The usual limit of open files."""
+
+
+def add_pods(lab: Lab, host: Host, count: int) -> None:
+    """Give a host what a network plugin of Kubernetes makes: the end of a link to each pod, without a subnet."""
+    pods = lab.host()
+    names = [f"cali{number:04x}" for number in range(count)]
+    host.ip(*(f"link add {name} type veth peer name pod-{name} netns {pods.namespace.path}" for name in names))
+    host.ip(*(f"link set {name} address ee:ee:ee:ee:ee:ee up" for name in names))
+    pods.ip(*(f"link set pod-{name} up" for name in names))
+
+
+def open_files(rank: Rank[Any]) -> int:
+    return len(list(Path(f"/proc/{rank.pid}/fd").iterdir()))
+
+
+def datagrams_sent(host: Host) -> int:
+    """Return what the host's kernel has counted of both families."""
+    ipv4 = [line.split() for line in host.namespace.tool(["cat", "/proc/net/snmp"]).splitlines()]
+    names, values = (line for line in ipv4 if line[0] == "Udp:")
+    ipv6 = dict(line.split() for line in host.namespace.tool(["cat", "/proc/net/snmp6"]).splitlines())
+    return int(values[names.index("OutDatagrams")]) + int(ipv6["Udp6OutDatagrams"])
+
+
+def with_few_files(job_id: str, rank: int, world_size: int) -> dict[str, Any]:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+    return train(job_id, rank, world_size)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_the_links_of_250_pods_cost_nothing(lab: Lab, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    add_pods(lab, hosts[0], 250)
+    ranks = [host.start(with_few_files, f"pods {seed} {rank}", 0, 2) for rank, host in enumerate(hosts)]
+    for rank in ranks:
+        wait_for_log(rank, "open, 1/2 joined")
+    before = [datagrams_sent(host) for host in hosts]
+    threading.Event().wait(5)
+    crowded, plain = (datagrams_sent(host) - count for host, count in zip(hosts, before, strict=True))
+    assert crowded < 3 * plain, "either may have had one more turn"
+    assert open_files(ranks[0]) <= open_files(ranks[1]) + 2
+    second = hosts[1].start(with_few_files, f"pods {seed} 0", 1, 2)
+    for result in results([ranks[0], second]):
+        assert (result["sum"], result["interface"]) == (3, "eth0")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_more_interfaces_than_files_leave_out_those_that_are_not_the_network(lab: Lab, seed: int) -> None:
+    """As before, with a plugin whose names mingle does not know, and a card that comes after all of them."""
+    network = lab.network()
+    hosts = [lab.host(), lab.host(network)]
+    pods = lab.host()
+    names = [f"unknown{number:03}" for number in range(250)]
+    hosts[0].ip(*(f"link add {name} type veth peer name {name} netns {pods.namespace.path}" for name in names))
+    hosts[0].ip(*(f"link set {name} up" for name in names))
+    pods.ip(*(f"link set {name} up" for name in names))
+    hosts[0].attach(network)
+    ranks = [host.start(with_few_files, f"many {seed}", rank, 2) for rank, host in enumerate(hosts)]
+    wait_for_log(ranks[0], "the limit of open files has no room for")
+    for result in results(ranks):
+        assert (result["sum"], result["interface"]) == (3, "eth0")
 
 
 # --- NICs that come and go -------------------------------------------------------------------------------------------

@@ -83,7 +83,13 @@ def interfaces(shared: Shared) -> None:
     used: tuple[Interface, ...] = ()
     reasons: dict[str, str] = {}
     try:
-        choice = nics.choose(found, named=network.interfaces, named_by=network.interfaces_from, family=network.family)
+        choice = nics.choose(
+            found,
+            named=network.interfaces,
+            named_by=network.interfaces_from,
+            family=network.family,
+            files=nics.file_limit(),
+        )
         used, reasons = choice.usable, {interface.name: reason for interface, reason in choice.skipped}
     except InterfaceError as error:
         problem = error

@@ -64,6 +64,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The subnets of these addresses, in the same order."""
     unused: Sequence[str] = ()
     """Other interfaces that are up and have a routable address, not used because the user named another one."""
+    left_out: Sequence[str] = ()
+    """The interfaces for which the limit of open files has no room."""
     named_by: str = ""
     """The option or variable that named the interfaces; empty if mingle chose them."""
     only_loopback: bool = False
@@ -156,6 +158,23 @@ def _interfaces(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield Finding("interfaces", PASS, f"used: {', '.join(facts.used)}")
+    starved = [what for what, why in facts.failures.items() if why.startswith(("EMFILE", "ENFILE"))]
+    if starved:
+        yield Finding(
+            "interfaces",
+            FAIL,
+            f"no file descriptor is left, so {_few(starved)} could not be opened (EMFILE)",
+            "raise the limit of open files (ulimit -n), or name the network that all hosts share in MINGLE_INTERFACE",
+        )
+    if facts.left_out:
+        yield Finding(
+            "interfaces",
+            WARN,
+            "the limit of open files has no room for "
+            f"{counted(len(facts.left_out), 'interface')} ({_few(facts.left_out)}), so they are not used",
+            "name the network that all hosts share in MINGLE_INTERFACE, or raise the limit (ulimit -n)",
+            explains_silence=True,
+        )
 
 
 def _named_elsewhere(facts: Facts) -> Iterator[Finding]:

@@ -73,6 +73,7 @@ class Evidence:
             "group": (self._udp.group or BROWSE_GROUP).ipv4 if ipv4 else "",
             "used": self._interfaces.usable,
             "found": self._interfaces.found,
+            "left_out": [each.name for each in self._interfaces.left_out],
             "named_by": network.interfaces_from if network.interfaces else "",
             "multicasts_on": frozenset(self._udp.multicasts_on) if transport and transport.sent else None,
             "failures": dict(transport.failures) if transport else {},

@@ -23,11 +23,12 @@ from msgspec import Struct, structs
 from mingle import forksafe
 from mingle.config.settings import Family
 from mingle.config.values import parse_address
-from mingle.errors import InterfaceError
+from mingle.errors import InterfaceError, counted
 from mingle.records import logger
 
 if sys.platform != "win32":
     import fcntl
+    import resource
 
 LOOK_SECONDS = 2.0
 """The interval between two scans where the kernel does not report changes, …"""
@@ -35,6 +36,9 @@ LOOK_ANYWAY_SECONDS = 20.0
 """… the interval where it does, …"""
 LOOK_GAP_SECONDS = 0.2
 """… and the shortest interval, however many changes it reports: containers come and go all the time."""
+
+# What an interface costs in descriptors, by IP version: the receivers, the sender, a listener of the control port.
+_FILES_PER_VERSION = {4: 3, 6: 4}
 
 # <net/if.h>. The first four agree on Linux and the BSDs, the last does not.
 _IFF_UP = 0x1
@@ -53,9 +57,9 @@ _IFREQ_SIZE = 40  # struct ifreq of a 64-bit Linux; the BSDs' 32 bytes fit
 
 # Prefixes of names. A container's own end of a veth pair is named eth0 and is as good as a card.
 _VIRTUAL = (
-    "antrea", "anpi", "awdl", "bridge", "cali", "cbr", "cilium", "cni", "docker", "dummy", "flannel", "geneve", "ifb",
-    "kube-", "llw", "lxc", "lxdbr", "nodelocaldns", "ovn", "ovs", "podman", "tunl", "vboxnet", "veth", "virbr", "vmnet",
-    "vnet", "vxlan", "weave",
+    "antrea", "anpi", "awdl", "azv", "bridge", "cali", "cbr", "cilium", "cni", "docker", "dummy", "eni", "flannel",
+    "geneve", "gke", "ifb", "kube-", "llw", "lxc", "lxdbr", "nodelocaldns", "ovn", "ovs", "podman", "tunl", "vboxnet",
+    "veth", "virbr", "vmnet", "vnet", "vxlan", "weave",
 )  # fmt: skip
 _VPN = (
     "gpd", "gre", "ip6tnl", "ipsec", "nebula", "nordlynx", "ppp", "sit", "tailscale", "tap", "tun", "utun", "vpn", "wg",
@@ -108,6 +112,17 @@ class Interface(Struct, frozen=True):
         """Return the addresses of `family`, best first."""
         return tuple(address for address in self.addresses if family in ("auto", str(address.version)))
 
+    def is_container_link(self, family: Family) -> bool:
+        """Return whether this is what a container's network plugin leaves on the machine, without a subnet of its own.
+
+        A node of Kubernetes has one for each pod. No other machine is behind it.
+        """
+        return self.kind is Kind.VIRTUAL and self.is_only_link_local(family)
+
+    def is_only_link_local(self, family: Family) -> bool:
+        """Return whether every address of `family` is a link-local one."""
+        return all(address.is_link_local for address in self.of_family(family))
+
     def __str__(self) -> str:
         return " ".join([self.name, *(str(address) for address in self.addresses)])
 
@@ -119,6 +134,8 @@ class Choice(Struct, frozen=True):
     """Best first; never empty."""
     skipped: tuple[tuple[Interface, str], ...]
     """The others, each with the reason."""
+    left_out: tuple[Interface, ...] = ()
+    """Those of the others for which the limit of open files has no room."""
 
 
 def scan() -> tuple[Interface, ...]:
@@ -199,21 +216,36 @@ def _address_order(address: IPv4Interface | IPv6Interface) -> tuple[bool, int]:
     return address.is_link_local, address.version
 
 
+def file_limit() -> int:
+    """Return the number of files that this process may open."""
+    if sys.platform == "win32":  # for the type checker
+        return sys.maxsize
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
 def choose(
-    found: Iterable[Interface], *, named: Sequence[str] = (), named_by: str = "", family: Family = "auto"
+    found: Iterable[Interface],
+    *,
+    named: Sequence[str] = (),
+    named_by: str = "",
+    family: Family = "auto",
+    files: int = sys.maxsize,
 ) -> Choice:
     """Return the interfaces to use, and the reasons against the others.
 
     Named ones (by name or by an address on them) are taken exactly, in the order given; an address that was
     named comes first on its interface. Otherwise every interface is taken that is up and has an address of
-    `family`, in the order: with a carrier, with the MULTICAST flag, by `Kind`, by index. Loopback is
-    taken when it is named or when there is nothing else, so that one offline machine works.
+    `family`, in the order: with a carrier, with a routable address, with the MULTICAST flag, by `Kind`, by index; the
+    last ones are left out if all would take more than half of `files`. The links of containers, and loopback, are
+    taken when they are named or when there is nothing else, so that one offline machine works.
 
     Args:
         found: all interfaces.
         named: those that the user named.
         named_by: the variable or the argument that names them, for an error.
         family: the IP versions to use.
+        files: the limit of open files.
 
     Raises:
         InterfaceError: a named interface does not exist, is down or has no address of `family`; or none is
@@ -223,26 +255,44 @@ def choose(
     if named:
         return _choose_named(everything, named, named_by or "MINGLE_INTERFACE", family)
     usable: list[Interface] = []
+    links: list[Interface] = []
     loopback: list[Interface] = []
     skipped: list[tuple[Interface, str]] = []
     for interface in everything:
         reason = _unusable(interface, family)
         if reason:
             skipped.append((interface, reason))
+        elif interface.loopback:
+            loopback.append(interface)
         else:
-            (loopback if interface.loopback else usable).append(interface)
+            (links if interface.is_container_link(family) else usable).append(interface)
     if usable:
         skipped += [(one, "loopback: used when nothing else is, or when it is named") for one in loopback]
+        skipped += [(one, "a container's link: used when nothing else is, or when it is named") for one in links]
     else:
-        usable = loopback
+        usable = links or loopback
     if not usable:
         raise InterfaceError.explain(
             f"no network interface can be used with {_in_words(family)}; {_inventory(everything)}",
             cause="every interface is down or has no address of that family",
             remedy="bring one up (ip link set dev NAME up), or allow both families with MINGLE_FAMILY=auto",
         )
-    usable.sort(key=lambda one: (not one.running, not one.multicast, one.kind, one.index))
-    return Choice(tuple(usable), tuple(skipped))
+    usable.sort(
+        key=lambda one: (not one.running, one.is_only_link_local(family), not one.multicast, one.kind, one.index)
+    )
+    count = _affordable(usable, family, files)
+    skipped += [(one, f"the limit of {files} open files has no room for it") for one in usable[count:]]
+    return Choice(tuple(usable[:count]), tuple(skipped), tuple(usable[count:]))
+
+
+def _affordable(interfaces: Sequence[Interface], family: Family, files: int) -> int:
+    """Return how many of the interfaces, and at least the first, take half of the open files at most."""
+    room = files // 2
+    for count, interface in enumerate(interfaces):
+        room -= sum(_FILES_PER_VERSION[version] for version in {each.version for each in interface.of_family(family)})
+        if room < 0 and count:
+            return count
+    return len(interfaces)
 
 
 def _choose_named(found: tuple[Interface, ...], named: Sequence[str], named_by: str, family: Family) -> Choice:
@@ -400,8 +450,13 @@ class InterfaceMonitor:
         self.scan_due = self._next_scan()
         """When to scan again."""
         self._take(scan())
-        self.usable = choose(self.found, named=named, named_by=named_by, family=family).usable
+        choice = choose(self.found, named=named, named_by=named_by, family=family, files=file_limit())
+        self.usable = choice.usable
         """Those in use, best first."""
+        self.left_out = choice.left_out
+        """Those for which the limit of open files has no room."""
+        self._say_left_out()
+        self._lost = False
 
     def _take(self, found: tuple[Interface, ...]) -> None:
         self.found = found
@@ -439,14 +494,25 @@ class InterfaceMonitor:
         self._take(found)
         try:
             named = [each for each in self._named if self._is_usable(each)]
-            usable = choose(found, named=named or self._named, family=self.family).usable
+            choice = choose(found, named=named or self._named, family=self.family, files=file_limit())
         except InterfaceError as error:
             logger.debug("%s", error.observation)
+            self._lost = True
             return False
-        if all(each.loopback for each in usable) and not all(each.loopback for each in self.usable):
+        if all(each.loopback for each in choice.usable) and not all(each.loopback for each in self.usable):
+            self._lost = True
             return False
-        self.usable = usable
-        return True
+        # Containers that come and go change what is found here, and nothing else.
+        changed = self._lost or choice.usable != self.usable
+        self._lost, self.usable = False, choice.usable
+        if choice.left_out != self.left_out:
+            self.left_out = choice.left_out
+            self._say_left_out()
+        return changed
+
+    def _say_left_out(self) -> None:
+        if self.left_out:
+            logger.info("the limit of open files has no room for %s", counted(len(self.left_out), "interface"))
 
     def _is_usable(self, name: str) -> bool:
         try:

@@ -67,6 +67,13 @@ FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
             ("no such thing", "name another"),
         ),
         ({"only_loopback": True}, "interfaces", WARN, ("only loopback", "ip link set")),
+        ({"left_out": ["veth1"]}, "interfaces", WARN, ("no room for 1 interface (veth1)", "ulimit -n")),
+        (
+            {"failures": {"eth0 IPv4": "EMFILE: x"}},
+            "interfaces",
+            FAIL,
+            ("no file descriptor", "eth0 IPv4", "ulimit -n"),
+        ),
         ({"default_route": False}, "routes", WARN, ("no default route", "10.0.0.0/24")),
         ({"send_errors": {"ENETUNREACH": 3}}, "routes", FAIL, ("3 datagrams", "unreachable", "ip route add")),
         (

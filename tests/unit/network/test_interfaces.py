@@ -89,6 +89,41 @@ def test_loopback_when_there_is_nothing_else() -> None:
     assert names(choose([LO, DOWN, BARE])) == ["lo"]
 
 
+def pods(count: int) -> list[Interface]:
+    """The links of so many pods, as Calico makes them."""
+    return [nic(f"cali{number:04x}", 100 + number, "fe80::ecee:eeff:feee:eeee/64") for number in range(count)]
+
+
+def test_the_links_of_containers_when_there_is_nothing_else() -> None:
+    choice = choose([LO, ETH0, DOCKER0, *pods(250)])
+    assert names(choice) == ["eth0", "docker0"]
+    reasons = {interface.name: reason for interface, reason in choice.skipped}
+    assert reasons["cali0007"] == "a container's link: used when nothing else is, or when it is named"
+    assert names(choose([LO, *pods(2)])) == ["cali0000", "cali0001"]
+    assert names(choose([LO, ETH0, *pods(2)], named=["cali0001"])) == ["cali0001"]
+
+
+def test_a_card_and_a_bridge_with_a_subnet_are_no_link_of_a_container() -> None:
+    fabric = nic("eth5", 5, "fe80::5/64")
+    assert names(choose([LO, ETH0, fabric, *pods(1)])) == ["eth0", "eth5"]
+    assert names(choose([LO, fabric, *pods(1)])) == ["eth5"]
+    bridge = nic("docker0", 3, "172.17.0.1/16", "fe80::3/64")
+    assert names(choose([LO, bridge])) == ["docker0"]
+    assert names(choose([LO, ETH0, bridge], family="6")) == ["eth0"], "IPv6 has no subnet there"
+
+
+def test_the_limit_of_open_files_leaves_out_the_last_ones_and_never_the_first() -> None:
+    unknown = [nic(f"plugin{number:03}", 100 + number, "fe80::1/64") for number in range(250)]
+    card = nic("eth7", 900, "10.7.0.1/24")
+    choice = choose([LO, *unknown, card], files=1024)
+    assert names(choice) == ["eth7", *(f"plugin{number:03}" for number in range(127))]
+    assert choice.left_out == tuple(unknown[127:])
+    assert (unknown[127], "the limit of 1024 open files has no room for it") in choice.skipped
+    assert names(choose([LO, *unknown, card], files=3)) == ["eth7"]
+    assert names(choose([LO, ETH0, *unknown], named=["plugin249", "plugin003"], files=3)) == ["plugin249", "plugin003"]
+    assert not choose([LO, ETH0, ETH1], files=1024).left_out
+
+
 def test_family() -> None:
     assert names(choose([ETH0, ETH1], family="6")) == ["eth0"]
     only_link_local = nic("eth5", 5, "fe80::5/64")

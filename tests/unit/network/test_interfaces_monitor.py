@@ -103,6 +103,23 @@ def test_loopback_does_not_take_the_place_of_a_cable_that_was_pulled(machine: Ma
     assert names(monitor) == ["eth0"]
 
 
+def test_containers_that_come_and_go_change_nothing(machine: Machine) -> None:
+    monitor = monitored()
+    machine.found = (LO, ETH0, nic("cali0001", 7, "fe80::ecee:eeff:feee:eeee/64"))
+    assert monitor.rescan(1.0) is False
+    assert names(monitor) == ["eth0"]
+    assert "fe80::ecee:eeff:feee:eeee" in monitor.addresses()
+
+
+def test_interfaces_without_room_are_known(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "file_limit", lambda: 16)
+    monitor = monitored()
+    assert not monitor.left_out
+    machine.found = (LO, ETH0, ETH1)
+    assert monitor.rescan(1.0) is False
+    assert monitor.left_out == (ETH1,)
+
+
 def test_a_machine_that_was_offline_gets_a_network(machine: Machine) -> None:
     machine.found = (LO,)
     monitor = monitored()
