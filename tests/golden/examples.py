@@ -168,6 +168,8 @@ STORIES: dict[str, Story] = {
                 frames.Confirmed(session=SESSION, epoch=1, paths=_PATHS),
             ),
             Line("host", "sealed", "its place and the store's", _SEALED),
+            Line("host", "ping again", "5 s later: are you still trying to reach it?", frames.Ping(number=8)),
+            Line("member", "pong again", "I am", frames.Pong(number=8, proving=True)),
             Line("member", "ack", "the store was reached", frames.Ack(session=SESSION, epoch=1)),
             Line(
                 "host",

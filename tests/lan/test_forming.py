@@ -11,6 +11,7 @@ import pytest
 from mingle.errors import ConflictError
 from mingle.protocol.membership import RETURN_SECONDS, Membership
 from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
+from tests.lan import process as lan_process
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
 
@@ -47,6 +48,17 @@ def test_waiting_members_reach_the_store_before_the_last_rank_comes() -> None:
         place = outcome_of(host).store_address, outcome_of(host).store_port
         assert [process.reached_ahead for process in waiting] == [[place], [place]]
         assert last.reached_ahead == []
+
+
+def test_a_look_up_of_a_name_that_takes_half_a_minute_voids_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch makes one when it connects to the store."""
+    monkeypatch.setattr(lan_process, "STORE_SECONDS", (25.0, 35.0))
+    for seed in range(10):
+        gathering = Gathering(seed)
+        gathering.everybody([0.0, 0.1, 0.1, 2.0])
+        gathering.run()
+        gathering.expect_formed(within=36.0)
+        assert gathering.processes[0].host.registrar.state.epoch == 1
 
 
 @pytest.mark.parametrize(("loss", "within"), [(0.3, 15.0), (0.5, 30.0)])

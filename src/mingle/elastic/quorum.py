@@ -156,6 +156,7 @@ class Quorum(Admission):
     hands_over = False  # torch sorts the nodes of a round by their names
     store_ahead = False  # a round of torchrun takes seconds, and its agents come and go all the time
     confirm_seconds = CONFIRM_SECONDS
+    waits_for_proofs = False  # the leases begin with SEALED, and end
 
     def __init__(self, session: bytes, memory: Memory, now: float) -> None:
         super().__init__(memory.policy.nodes.maximum)

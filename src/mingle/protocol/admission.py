@@ -13,7 +13,8 @@ from mingle.wire import frames
 from mingle.wire.datagrams import Kind
 
 ACKNOWLEDGE_SECONDS = 10.0
-"""The least time after SEALED for the last ACK; then the epoch is voided."""
+"""The least time for the last ACK, after SEALED or after a member has said that it is still trying to reach the store;
+then the epoch is voided."""
 ACKNOWLEDGE_SECONDS_PER_RANK = 0.01
 """The time for each rank, if that is more: the store takes one after another, in about a millisecond."""
 
@@ -36,6 +37,8 @@ class Admission:
     """Whether the store is opened while seats are free."""
     confirm_seconds = float("inf")
     """How long after CONFIRM the last CONFIRMED can come."""
+    waits_for_proofs = True
+    """Whether a member that is still trying to reach the store has more time for its ACK."""
     had_quorum = False
     """Whether so many members have formed the session that no other one can form."""
     due: float | None = None

@@ -400,7 +400,7 @@ class Host:
             self._callers.send(conn, frames.Closed(session=self.session, reason="it has left"))
             self._callers.hang_up(conn)
         elif isinstance(frame, frames.Pong):
-            self.registrar.pong(conn, frame.number, now)
+            self.registrar.pong(conn, frame, now)
         elif isinstance(frame, frames.Ping):
             self._callers.send(conn, frames.Pong(number=frame.number))
         elif isinstance(frame, frames.Ask) and self.registrar.seats.at(conn) is not None:

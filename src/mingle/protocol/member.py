@@ -485,7 +485,8 @@ class Joiner:
         state = self.state
         match frame:
             case frames.Ping():
-                session.send(frames.Pong(number=frame.number))
+                proving = self.part is not None and self.part.is_proving
+                session.send(frames.Pong(number=frame.number, proving=proving))
             case frames.Status():
                 self.status, self._status_of = frame, session.name
             case frames.Roster():

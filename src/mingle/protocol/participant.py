@@ -64,6 +64,8 @@ class ProvingStore(_WithSeal, frozen=True):
     """SEALED has come: the store that it names must be reached, and must hold the session's token."""
 
     stage: ClassVar[str] = "proving the store"
+    failed: bool = False
+    """Whether an attempt has failed."""
     retry_at: float | None = None
     """When to try again; None while an attempt is under way."""
 
@@ -213,6 +215,11 @@ class Participant:
 
     # --- the store -------------------------------------------------------------------------------------------------
 
+    @property
+    def is_proving(self) -> bool:
+        """Whether the first attempt to reach the store is still under way."""
+        return isinstance(self.state, ProvingStore) and not self.state.failed
+
     def _prove_store(self, sealed: frames.Sealed) -> None:
         address = self.session.scoped(sealed.store_address)
         self._effects.append(ProveStore(sealed.epoch, address, sealed.store_port, sealed.session, sealed.store_token))
@@ -232,7 +239,7 @@ class Participant:
 
     def store_unreachable(self, sealed: frames.Sealed, now: float) -> None:
         """Try again soon; what keeps the store out of reach can have broken other paths to the host as well."""
-        self._change("the store is not reached", ProvingStore(sealed, now + STORE_RETRY_SECONDS))
+        self._change("the store is not reached", ProvingStore(sealed, failed=True, retry_at=now + STORE_RETRY_SECONDS))
         self.session.paths_stale = True
 
     # --- time ------------------------------------------------------------------------------------------------------
@@ -248,5 +255,5 @@ class Participant:
         self._proving.handle_timer(now)
         state = self.state
         if isinstance(state, ProvingStore) and state.retry_at is not None and now >= state.retry_at:
-            self._change("the store is tried again", ProvingStore(state.sealed))
+            self._change("the store is tried again", ProvingStore(state.sealed, failed=True))
             self._prove_store(state.sealed)

@@ -123,7 +123,16 @@ class Acknowledging(Stored):
     awaited: set[bytes]
     """The members that have not acknowledged."""
     ends: float
-    """By when they must."""
+    """By when they must, but for those that have said that they are still trying to reach the store."""
+    ask_at: float
+    """When those that are awaited are asked whether they are."""
+    extended: dict[bytes, float] = field(default_factory=dict)
+    """By when each of these must."""
+
+    @property
+    def due(self) -> float:
+        """When the time of a member that is awaited is over."""
+        return min((self.extended.get(member, self.ends) for member in self.awaited), default=self.ends)
 
 
 class Committed(Stored):

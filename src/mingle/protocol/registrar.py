@@ -384,12 +384,15 @@ class Registrar:
         if isinstance(self.state, HandingOver) and self.state.leader == member:
             self._void("the first does not lead", "the first in order can't be reached", now)
 
-    def pong(self, conn: int, number: int, now: float) -> None:
+    def pong(self, conn: int, frame: frames.Pong, now: float) -> None:
         """Handle PONG: the member lives, so the process that claims its seat is refused."""
-        seat = self.seats.at(conn)
-        if seat is not None:
-            self._challenges.answered(seat, number)
-            self._confirmation.answered(self.state.epoch, self._proofs(), seat.member, number, now)
+        seat, state = self.seats.at(conn), self.state
+        if seat is None:
+            return
+        self._challenges.answered(seat, frame.number)
+        self._confirmation.answered(state.epoch, self._proofs(), seat.member, frame.number, now)
+        if frame.proving and isinstance(state, Acknowledging) and self.admission.waits_for_proofs:
+            state.extended[seat.member] = now + self.admission.acknowledge_seconds
 
     def ready(self, conn: int) -> None:
         """Handle READY: the member's process group stands, so its end is no loss from now on."""
@@ -433,6 +436,7 @@ class Registrar:
             store_token=token,
             awaited=set(self.seats),
             ends=now + self.admission.acknowledge_seconds,
+            ask_at=now + self.admission.acknowledge_seconds / 2,
         )
         self.state = transition(TRANSITIONS, state, "the store is open", acknowledging)
         self.admission.seal()
@@ -456,8 +460,10 @@ class Registrar:
         match self.state:
             case Open(prepare_at=prepare_at):
                 times += [due for due in (prepare_at, self.admission.due) if due is not None]
-            case Confirming(ends=ends) | HandingOver(ends=ends) | Acknowledging(ends=ends):
+            case Confirming(ends=ends) | HandingOver(ends=ends):
                 times.append(ends)
+            case Acknowledging(awaited=awaited, ask_at=ask_at, due=due):
+                times += [due, ask_at] if awaited else [due]
             case Apart(again_at=again_at):
                 times.append(again_at)
             case Committed(lost=lost):
@@ -487,10 +493,15 @@ class Registrar:
             self._drop_late(state, now)
         elif isinstance(state, Apart) and now >= state.again_at:
             self._ask_to_confirm("the pause is over", now, again=True)
-        elif isinstance(state, Acknowledging) and now >= state.ends:
+        elif isinstance(state, Acknowledging) and now >= state.due:
             silent = reports.few((self.seats[member].who for member in sorted(state.awaited)), "; ")
             lack = f"no acknowledgement within {self.admission.acknowledge_seconds:.0f} s from {silent}"
             self._void("not all have acknowledged in time", lack, now)
+        elif isinstance(state, Acknowledging) and now >= state.ask_at:
+            state.ask_at = now + self.admission.acknowledge_seconds / 2
+            for member in sorted(state.awaited) if self.admission.waits_for_proofs else ():
+                if (asked := self.seats[member].conn) is not None:
+                    self._questions.ask(asked)
         elif isinstance(state, HandingOver) and now >= state.ends:
             if state.leader not in self.seats:
                 self.unreached.add(state.leader)

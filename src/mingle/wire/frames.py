@@ -597,6 +597,8 @@ class Pong(Frame, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
     """Either side: the answer to PING."""
 
     number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    proving: bool = False
+    """Whether a member is still trying to reach the store, and no attempt has failed since SEALED."""
 
 
 class Round(Frame, frozen=True, kw_only=True, tag="round", omit_defaults=True):

@@ -536,7 +536,7 @@ def test_agent_keeps_its_seat_from_a_caller_that_only_knows_its_id(late: bool) -
     assert registry.kinds(conn) == [frames.Ping]
     registry.wait(5.0)  # a silent agent is lost by its lease alone
     assert registry.port.take() == []
-    registry.registrar.pong(conn, Questions.FIRST, registry.now)
+    registry.registrar.pong(conn, frames.Pong(number=Questions.FIRST), registry.now)
     assert [frame.reason for frame in registry.said()[stranger] if isinstance(frame, frames.Refused)] == ["session"]
     assert ("hang_up", conn) not in registry.last
 
@@ -632,7 +632,7 @@ def test_a_node_rank_that_a_living_member_has_is_refused_by_its_name(node: str, 
     newcomer = registry.join("C", node=node, order=CLAIM)
     assert registry.said() == {holder: [frames.Ping(number=Questions.FIRST)]}
     if answers:
-        registry.registrar.pong(holder, Questions.FIRST, registry.now)
+        registry.registrar.pong(holder, frames.Pong(number=Questions.FIRST), registry.now)
         (refused,) = refusals(registry, newcomer)
         assert isinstance(refused, frames.Refused)
         assert (refused.reason, refused.detail) == ("node rank taken", "node rank 1 is held by another live node")
@@ -669,7 +669,7 @@ def test_two_latecomers_with_one_node_rank_do_not_both_get_a_seat() -> None:
     registry.go("B", "C")
     first = registry.join("D", order=CLAIM)
     second = registry.join("E", order=CLAIM)
-    registry.registrar.pong(first, Questions.FIRST, registry.now)
+    registry.registrar.pong(first, frames.Pong(number=Questions.FIRST), registry.now)
     assert refusals(registry, second)
     assert list(registry.registrar.seats.latecomers) == [member("D")]
 

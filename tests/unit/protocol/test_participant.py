@@ -293,6 +293,7 @@ def test_store_that_is_not_reached_is_tried_again_once_after_a_moment() -> None:
     member = Member()
     member.reach(ProvingStore)
     assert member.part.next_timer() is None
+    assert member.part.is_proving
     member.part.handle_timer(2.0)
     assert not member.stores()
     member.part.store_unreachable(sealed(), 3.0)
@@ -302,6 +303,7 @@ def test_store_that_is_not_reached_is_tried_again_once_after_a_moment() -> None:
     assert not member.stores()
     member.part.handle_timer(due)
     assert len(member.stores()) == 1
+    assert not member.part.is_proving
     assert member.part.next_timer() is None
     member.part.handle_timer(due)
     assert not member.stores()
