@@ -46,6 +46,20 @@ DATAGRAMS: dict[str, tuple[str, Datagram]] = {
         "rank 3 of 4 looks for the host",
         Seek(job=JOB, attempt="1", member=MEMBER, world_size=4, rank=3, hostname="node-3", pid=4711),
     ),
+    "seek-unreached": (
+        "rank 3 of 4 hears the host and can't connect to it",
+        Seek(
+            job=JOB,
+            attempt="1",
+            member=MEMBER,
+            world_size=4,
+            rank=3,
+            hostname="node-3",
+            pid=4711,
+            unreached=SESSION,
+            how="192.0.2.10 no answer within 1 s",
+        ),
+    ),
     "offer": (
         "node-0 hosts the session, open, two of four ranks are in",
         Offer(

@@ -105,7 +105,7 @@ FAULTS = (
         "rank 0's TCP port filtered: heard, not reachable",
         rank_zero_tcp,
         {
-            "init": ("was heard but could not be reached over TCP: a firewall",),
+            "init": ("rank 1 on host host2", "hears rank 0 on host host1 (10.77.0.1)", "does not reach it over TCP"),
             "doctor": ("WARN\ttcp", "meta l4proto tcp drop", "saddr 10.77.0.0/24 meta l4proto tcp accept"),
             "ping": ("TCP from host2 to host1 (10.77.0.1) is filtered",),
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -38,6 +39,14 @@ def wait_in_vain(job_id: str, rank: int | None, world_size: int, door: str, term
         sys.stderr = os.fdopen(theirs, "w")
         threading.Thread(target=copy, args=(ours,), daemon=True).start()
     report("started")
+    try:
+        _wait(job_id, rank, world_size, door, **arguments)
+    except mingle.MingleError as error:
+        print(error, file=sys.stderr, flush=True)
+        raise
+
+
+def _wait(job_id: str, rank: int | None, world_size: int, door: str, **arguments: Any) -> None:
     if door == "agents":
         policy = Policy(nodes=Nodes(minimum=world_size, maximum=world_size), last_call=1.0)
         secret = Secret.of(arguments.get("secret"))
@@ -48,7 +57,7 @@ def wait_in_vain(job_id: str, rank: int | None, world_size: int, door: str, term
             interfaces=tuple(filter(None, [os.environ.get("MINGLE_INTERFACE")])),
             interfaces_from="MINGLE_INTERFACE",
             secret=secret,
-            mesh="off",
+            mesh=arguments.get("mesh", "off"),
         )
         gathering = Gathering(settings, policy)
         try:
@@ -233,6 +242,44 @@ def test_a_rank_that_is_heard_and_does_not_come_is_named(lab: Lab, seed: int) ->
     start(hosts[1], f"deaf {seed}", 1, 2, "given", False)
     assert_told(right, f"rank 1 on host {hosts[1].name} ")
     assert "heard but not joined" in right.output
+
+
+NO_TCP, NO_CALLS = "", " tcp flags & (syn | ack) == syn"
+
+
+def unreached_pair(text: str, *names: str) -> bool:
+    """Return whether a line says that these hosts do not reach each other, or that one does not reach the other."""
+    lines = (line for line in text.splitlines() if re.search(r" reach| gets no place", line))
+    return any(all(re.search(rf"host {name}\b", line) for name in names) for line in lines)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("match", [NO_TCP, NO_CALLS], ids=["no TCP", "no calls"])
+@pytest.mark.parametrize("pair", list(itertools.permutations(range(3), 2)), ids=str)
+@pytest.mark.parametrize("door", ["assigned", "agents"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_pair_that_can_not_talk_is_named_on_both_machines(
+    lab: Lab, door: str, pair: tuple[int, int], match: str, seed: int
+) -> None:
+    """Whichever of them, or the third, hosts the job."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    one, other = (hosts[number] for number in pair)
+    one.drop(f"meta l4proto tcp ip saddr {other.address()}{match}")
+    ranks = {host: start(host, f"pair {seed}", None, 3, door, False, mesh="on") for host in hosts}
+    for rank in ranks.values():
+        rank.wait_for("started")
+    began = time.monotonic()
+    for host in (one, other):
+
+        def named(rank: Rank[Any] = ranks[host]) -> bool:
+            return unreached_pair(rank.output, one.name, other.name)
+
+        until(named, WAIT_SECONDS)
+        print(f"{host.name}: {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began <= TOLD_SECONDS + 2.0
+    assert "heard but" not in "".join(rank.output for rank in ranks.values())
 
 
 @pytest.mark.soak

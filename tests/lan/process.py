@@ -532,7 +532,7 @@ class Process:
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case effects.Multicast(message, browse, _, padded):
+            case effects.Multicast(message, browse, _, padded, _):
                 self._multicast(message, browse, padded=padded)
             case effects.Answer(source, message):
                 self.sent += 1

@@ -16,12 +16,13 @@ from mingle.cli import jobs
 from mingle.cli.checks import judge, why_unheard
 from mingle.diagnostics import Finding, diagnosis
 from mingle.diagnostics.diagnosis import Facts, Holder
+from mingle.diagnostics.firewall import Chain
 from mingle.elastic import reports as agent_reports
 from mingle.elastic.quorum import Memory, Nodes, Policy
 from mingle.observe.finder import not_found
 from mingle.protocol import reports
 from mingle.protocol.machine import Identity
-from mingle.protocol.observations import Diagnostics, NetworkFacts
+from mingle.protocol.observations import Diagnostics, NetworkFacts, Unreached
 from mingle.wire.datagrams import Offer, Seek
 from mingle.wire.echo import EchoRequest
 from mingle.wire.frames import ProcessInfo, Status
@@ -47,6 +48,13 @@ LEFT_OVER = Facts(
 NAMED = Facts(port=29499, used=["eth0"], used_names=["eth0"], unused=["eth1 10.1.0.5/24"], named_by="MINGLE_INTERFACE")
 OTHER_PORT = Facts(port=31000, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])
 SHARED_PORT = Facts(port=29499, used=["eth0"], used_names=["eth0"], holders=[Holder(99, "telemetry", 0)])
+NO_TCP = Facts(
+    port=29499,
+    used=["eth0 10.0.0.5/24"],
+    used_names=["eth0"],
+    networks=["10.0.0.0/24"],
+    chains=[Chain("inet", "filter", "input", "input", "drop")],
+)
 SURE = Facts(port=29499, used=["eth0"], used_names=["eth0"], send_errors={"ENETUNREACH": 3}, default_route=False)
 
 HOST = "host node0 (10.0.0.1:40000), pid 7"
@@ -136,6 +144,19 @@ def ping_names(row: Row) -> str:
 
 SEEKER = {b"A" * 16: "rank 2 on host node2 (10.0.0.2), pid 9"}
 A_PROCESS = {b"A" * 16: "a process without a rank on host node2 (10.0.0.2), pid 9"}
+NO_ANSWER = "10.0.0.2 no answer within 1 s"
+DEAF = {
+    (b"A" * 16, b"M" * 16): Unreached("rank 2 on host node2 (10.0.0.2), pid 9", "rank 0 on host node0, pid 7", "", 1.0)
+}
+APART = {
+    (b"M" * 16, b"A" * 16): Unreached("host node1, pid 4", "host node2 (10.0.0.2), pid 9", NO_ANSWER, 1.0),
+    (b"A" * 16, b"M" * 16): Unreached("host node2 (10.0.0.2), pid 9", "host node1, pid 4", NO_ANSWER, 1.0),
+}
+TO_HOST = {
+    (b"M" * 16, b"H" * 16): Unreached(
+        "rank 1 on host n, pid 1", "rank 0 on host node0 (10.0.0.1), pid 7", "10.0.0.1 no answer within 1 s", 1.0
+    )
+}
 TYPO = {"resent": "host node9 (10.0.0.9), pid 4"}
 OTHER = {"bert": "host node9 (10.0.0.9), pid 4"}
 SECRET = {"10.0.0.2: secret: it has another one": None}
@@ -177,6 +198,28 @@ RANKS = (
         status=Status(joined=4, world_size=4, phase="sealed", unconfirmed=(0,)),
         heard={"store_failures": {"10.0.0.1:4567": "Connection timed out"}},
         cause="the store at 10.0.0.1:4567 is not reached from this host (Connection timed out)",
+    ),
+    Row(
+        observed="a missing rank hears rank 0 and can't connect to it",
+        status=LACKING,
+        heard={"seekers": SEEKER, "unreached": DEAF},
+        machine=SURE,
+        cause="rank 2 on host node2 (10.0.0.2), pid 9 hears rank 0 on host node0, pid 7 and does not reach it over TCP",
+    ),
+    Row(
+        observed="ranks are assigned, and two hosts of the job can't connect to each other",
+        status=Status(joined=1, world_size=4),
+        assigned=True,
+        heard={"seekers": A_PROCESS, "unreached": APART},
+        cause="host node1, pid 4 and host node2 (10.0.0.2), pid 9 hear each other and do not reach each other over TCP",
+    ),
+    Row(
+        observed="the same, and this host's firewall drops TCP",
+        status=Status(joined=1, world_size=4),
+        assigned=True,
+        machine=NO_TCP,
+        heard={"member": b"M" * 16, "unreached": APART},
+        cause="this host's firewall drops TCP from other hosts: policy drop of chain inet filter input",
     ),
     Row(
         observed="ranks are missing, and a check of this machine fails",
@@ -290,6 +333,16 @@ RANKS = (
         cause="rank 0 was heard but could not be reached over TCP",
     ),
     Row(
+        observed="rank 0 is heard, and was dialed twice in vain",
+        heard={
+            "member": b"M" * 16,
+            "hosts": {HOST: "not reached: 10.0.0.1 no answer within 1 s"},
+            "unreached": TO_HOST,
+        },
+        machine=NO_ROUTE,
+        cause="rank 1 on host n, pid 1 hears rank 0 on host node0 (10.0.0.1), pid 7 and does not reach it over TCP",
+    ),
+    Row(
         observed="rank 0 was reached and is gone",
         heard={"hosts": {HOST: "not reached: 10.0.0.1 Connection refused"}, "proved": {HOST: None}},
         cause="rank 0 was reached and has gone since",
@@ -371,6 +424,12 @@ AGENTS = (
         machine=SURE,
         cause="settings that contradict the others",
     ),
+    Row(
+        observed="a node hears another one and can't connect to it",
+        heard={"seekers": A_PROCESS, "unreached": APART},
+        machine=NO_ROUTE,
+        cause="host node1, pid 4 and host node2 (10.0.0.2), pid 9 hear each other and do not reach each other over TCP",
+    ),
     Row(observed="a check of this machine fails", machine=SURE, heard={"other_jobs": TYPO}, cause="unreachable"),
     Row(
         observed="a process did not prove the secret",
@@ -380,10 +439,18 @@ AGENTS = (
     ),
     Row(observed="another version is heard", rejected=VERSION, machine=NO_ROUTE, cause="an incompatible mingle"),
     Row(
+        observed="a node was heard and has no seat",
+        assigned=True,
+        status=replace(PAIR, seated=b"BBBBCCCC"),
+        heard={"seekers": {**A_PROCESS, b"B" * 16: "a process without a rank on host node1 (10.0.0.1), pid 5"}},
+        cause="a process without a rank on host node2 (10.0.0.2), pid 9: heard but not joined",
+    ),
+    Row(
         observed="more nodes were heard than have joined",
+        assigned=True,
         heard={"seekers": A_PROCESS},
         machine=NO_ROUTE,
-        cause="some nodes were heard but have not joined",
+        cause="a process without a rank on host node2 (10.0.0.2), pid 9: heard but not joined",
     ),
     Row(
         observed="another job id is heard; there is no default route",

@@ -24,11 +24,6 @@ _OTHERWISE = (
     "the other nodes were not started, have another --rdzv-id, or can't reach this node",
     _EVERYWHERE,
 )
-_NOT_JOINED = (
-    "some nodes were heard but have not joined. Their firewall drops datagrams from here, or this host's firewall "
-    "drops their TCP connections",
-    "run `mingle-discover doctor` on both nodes, or `mingle-discover ping` on all of them at once.",
-)
 _MESH = "its own message has the likely cause and a command; `mingle-discover ping` on all nodes shows every pair."
 
 
@@ -49,7 +44,7 @@ def incomplete(
     observation += _wanted(memory, status)
     observation += reports.history(status, diagnostics)
     alone = most.joined <= 1 and not status.left
-    why = _why_incomplete(identity.job, memory, status, most, diagnostics, facts, alone=alone)
+    why = _why_incomplete(identity, memory, status, most, diagnostics, facts, alone=alone)
     otherwise = _OTHERWISE
     if alone and diagnostics.empty and not facts.peers:
         otherwise = reports.silence("the other nodes were", "the output of the other nodes", "all nodes", facts)
@@ -77,12 +72,12 @@ def waiting(
     """Return the best cause so far why an agent waits, for the progress line; None if nothing was observed."""
     if not (status.lacks or status.refused):
         return None
-    why = _why_incomplete(identity.job, memory, status, status, diagnostics, facts, alone=False)
+    why = _why_incomplete(identity, memory, status, status, diagnostics, facts, alone=False)
     return why or (reports.another_port(diagnostics, facts) if status.joined <= 1 else None)
 
 
 def _why_incomplete(
-    job: str,
+    identity: Identity,
     memory: Memory,
     status: Status,
     most: Status,
@@ -102,16 +97,14 @@ def _why_incomplete(
         certain = f"a node and another one can't reach each other: {status.refused[-1]}", _MESH
     elif status.refused:
         certain = f"a node was started with settings that contradict the others: {status.refused[-1]}", _EVERYWHERE
-    # All nodes that were there, but this one, can be among those heard: of this many at least one was not.
-    outside = len(diagnostics.seekers) >= most.joined and not status.left
     return reports.likely_cause(
-        job,
+        identity.job,
         diagnostics,
         facts,
         _AGENTS,
         alone=alone,
         certain=certain,
-        heard=_NOT_JOINED if outside else None,
+        heard=reports.not_joined(reports.outsiders(identity, diagnostics, most)),
     )
 
 

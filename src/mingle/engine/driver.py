@@ -389,8 +389,10 @@ class Driver:
     def _perform(self, effect: Effect) -> None:
         events: list[connections.SocketEvent] = []
         match effect:
-            case Multicast(message, browse, turn, padded):
+            case Multicast(message, browse, turn, padded, to_peers):
                 self.udp.multicast(message, browse=browse, turn=turn, padded=padded)
+                if to_peers:
+                    self.udp.tell_peers(message)
             case Answer(source, message):
                 try:
                     self.udp.answer(source, message)

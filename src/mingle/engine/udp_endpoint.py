@@ -208,6 +208,12 @@ class UdpEndpoint:
             if self.transport is not None:
                 self.transport.unicast(self._encoded(message, padded=True), address)
 
+    def tell_peers(self, message: Datagram) -> None:
+        """Send a datagram to the unicast peers, whenever they are asked next."""
+        for address in self.peers.some():
+            if self.transport is not None:
+                self.transport.unicast(self._encoded(message, padded=True), address)
+
     def _encoded(self, message: Datagram, *, padded: bool) -> bytes:
         """Return the bytes of a message, as long as the longest answer if it is a question that is to be padded."""
         if padded and isinstance(message, Seek | List):

@@ -96,6 +96,10 @@ class Peers:
         """Return whether an address is a peer's."""
         return address in self._hosts
 
+    def some(self) -> list[tuple[str, int]]:
+        """Return the first addresses, at most as many as are asked at once."""
+        return list(self._targets)[:PER_ROUND]
+
     def turn(self, *, silent: bool, now: float) -> list[tuple[str, int]]:
         """Return the addresses to ask now, the longest overdue first; none if ``silent``.
 

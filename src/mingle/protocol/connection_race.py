@@ -140,6 +140,8 @@ class ConnectionRace:
         self._attempts: dict[int, _Attempt] = {}
         self._next_start = now
         self._was_silent = False
+        self._answered: set[str] = set()
+        """The addresses at which something answered that is not the session, or hung up."""
         self.was_connected = False
         """Whether a connection was made, as it is to a host that is only slow; a firewall drops the call."""
         self.may_live = False
@@ -166,6 +168,12 @@ class ConnectionRace:
     def failure_text(self) -> str:
         """Each address that failed, with the reason, for reports."""
         return "; ".join(f"{address} {reason}" for address, reason in self.failures.items())
+
+    @property
+    def unreached(self) -> str:
+        """How the connection to the address that was named first failed; empty if something answered there."""
+        first = next((target.address for target in self._targets.values() if target.address in self.failures), "")
+        return "" if first in self._answered or not first else f"{first} {self.failures[first]}"
 
     @property
     def pending(self) -> bool:
@@ -225,7 +233,8 @@ class ConnectionRace:
         for conn, attempt in list(self._attempts.items()):
             if conn != self.winner and now >= attempt.deadline:
                 self._was_silent = True
-                self._give_up(conn, f"no proof within {self._patience:.0f} s", now)
+                missing = "proof" if attempt.local_address else "answer"
+                self._give_up(conn, f"no {missing} within {self._patience:.0f} s", now)
         while self._waiting and now >= self._next_start:
             waits = []
             for target in self._waiting:
@@ -264,6 +273,7 @@ class ConnectionRace:
         try:
             received = attempt.conversation.receive_data(untrusted)
         except (Rejected, HandshakeFailed) as failure:
+            self._answered.add(attempt.target.address)
             self._give_up(conn, str(failure), now)
             self._hurry(now)
             return []
@@ -293,6 +303,8 @@ class ConnectionRace:
         """Handle a connection that ended or could not be made."""
         if "ECONNREFUSED" not in reason:
             self.may_live = True
+        if self._attempts[conn].local_address:
+            self._answered.add(self._attempts[conn].target.address)
         self._fail(self._release(conn), reason, now)
         if conn == self.winner:
             self.winner = self.conversation = None

@@ -20,6 +20,8 @@ class Multicast(Struct, frozen=True):
     """The number of a datagram that goes out by one IP version, IPv4 and IPv6 in turn; None: by both."""
     padded: bool = False
     """Whether to make a question as long as the longest answer, so that it can be answered by unicast."""
+    to_peers: bool = False
+    """Whether it goes to the unicast peers as well, which are asked at times of their own (`Machine.calling`)."""
 
 
 class Answer(Struct, frozen=True):

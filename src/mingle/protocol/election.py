@@ -40,7 +40,7 @@ from msgspec import structs
 
 from mingle.errors import MingleError
 from mingle.protocol.connection_race import ConnectionRace, address_seconds, named
-from mingle.protocol.effects import Effect
+from mingle.protocol.effects import Effect, Multicast
 from mingle.protocol.events import (
     Accepted,
     AddressesChanged,
@@ -390,6 +390,8 @@ class Elector(SessionPolicy[KnownSession]):
         if isinstance(message, Offer) and message.host == self.identity.member:
             return  # of this process, from this session or from one that it has given up
         self._attendance.heard(message, now)
+        if self._candidacy.is_other_host(message):
+            self.joiner.diagnostics.heard_host(message)
         if self.host is not None and self._candidacy.competes(message):
             self._call(message, now, interface=source.interface, sender=source.address)
             if message.state == "open" or self._competing() is None:
@@ -516,6 +518,10 @@ class Elector(SessionPolicy[KnownSession]):
             session.hang_up()
             self._rivals.race(session, self.identity.call(session.name, "conflict"), now)
 
+    def on_proved(self, session: KnownSession, now: float) -> None:
+        """Take note that another host was reached."""
+        self.joiner.diagnostics.reached(self.identity.member, session.offer.host)
+
     def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Handle what a host says that has proved itself on the call to it."""
         host = self._competing(session.offer.host)
@@ -537,6 +543,9 @@ class Elector(SessionPolicy[KnownSession]):
         host = self._competing(other)
         if host is not None:
             note(host.diagnostics.hosts, session.host_name, f"not reached: {race.failure_text}")
+            if how := session.lost(race):
+                host.diagnostics.does_not_reach(self.identity, session.offer, how, now)
+                self._effects.append(Multicast(self.identity.seek(session.name, how), to_peers=True))
             if self._loses_to(session.offer):
                 host.answer_host(other, frames.Unreachable(session=session.name))
             host.registrar.first_not_reached(other, now)

@@ -131,7 +131,7 @@ class Host:
         self.secured = context.key is not None
         """Whether it was given a secret."""
         self.state: State = Forming(started + context.timeout if deadline is None else deadline)
-        self.diagnostics = Diagnostics(unit=identity.who.unit) if diagnostics is None else diagnostics
+        self.diagnostics = diagnostics or Diagnostics(unit=identity.who.unit, member=identity.member)
         self._effects: list[Effect] = []
         self.gave_way: frames.Refused | None = None
         """Why this host closes for nodes that it can't reach, if it does."""
@@ -144,6 +144,7 @@ class Host:
             started,
             self.state.deadline,
             offer=self.offer,
+            seated=lambda member: member in self.registrar.seats,
             diagnostics=self.diagnostics,
             effects=self._effects,
         )
@@ -570,6 +571,7 @@ class Host:
         if not isinstance(self.state, Forming):
             return
         identity = self.identity
+        self.diagnostics.forget_mended(self.state.deadline)
         failure = self.conflicts.running_check.failure(self.state.deadline)
         if failure is None and not self.had_members:
             failure = reports.authentication(identity, self.diagnostics, facts, secured=self.secured)

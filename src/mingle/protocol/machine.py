@@ -24,7 +24,7 @@ from mingle.protocol.effects import Effect
 from mingle.protocol.events import Address, Event
 from mingle.protocol.handshake import Call
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek, truncate_utf8
 from mingle.wire.frames import MAX_OWN_ADDRESSES, AnyFrame, Join, Path, Place, ProcessInfo, Purpose, Seat
 
 if TYPE_CHECKING:
@@ -64,8 +64,13 @@ class Identity(Struct, frozen=True, kw_only=True):
     order: bytes = b""
     """Where this machine stands among those of the job; it never changes while the process lives."""
 
-    def seek(self) -> Seek:
-        """Return the SEEK that asks for the host of this process's job."""
+    def seek(self, unreached: bytes | None = None, how: str = "") -> Seek:
+        """Return the SEEK that asks for the host of this process's job.
+
+        Args:
+            unreached: the session whose host this process hears and can't connect to, if there is one.
+            how: how the connection failed.
+        """
         return Seek(
             job=self.job,
             attempt=self.attempt,
@@ -75,6 +80,8 @@ class Identity(Struct, frozen=True, kw_only=True):
             hostname=self.who.hostname,
             pid=self.who.pid,
             kind=self.kind,
+            unreached=unreached,
+            how=truncate_utf8(how),
         )
 
     def call(self, session: bytes, purpose: Purpose) -> Call:

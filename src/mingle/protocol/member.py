@@ -229,7 +229,7 @@ class Joiner:
 
     def __init__(self, identity: Identity, context: Context, now: float) -> None:
         self.identity = identity
-        self.diagnostics = Diagnostics(unit=identity.who.unit)
+        self.diagnostics = Diagnostics(unit=identity.who.unit, member=identity.member)
         self.timeout = context.timeout
         self.state: State = Searching()
         self.failure: MingleError | None = None
@@ -347,7 +347,7 @@ class Joiner:
 
     def showing(self) -> Seek | Offer | None:
         """The sign in a shared folder: a process that has a host needs none."""
-        return self.identity.seek() if self.session is None and not self.finished else None
+        return self.search.question if self.session is None and not self.finished else None
 
     def owns(self, conn: int) -> bool:
         """Return whether a connection is this machine's."""
@@ -695,6 +695,7 @@ class Joiner:
 
     def give_up(self, facts: NetworkFacts) -> None:
         """End at the deadline with the error that explains it."""
+        self.diagnostics.forget_mended(self._deadline)
         failure = self.search.running_check.failure(self._deadline) or self.search.conflict or self.failure
         if failure is None and not self.diagnostics.proved:
             failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self._secured)

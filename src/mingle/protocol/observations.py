@@ -17,10 +17,22 @@ from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek, asker_name
 REMEMBERED_PER_KIND = 64
 LATELY_SECONDS = 75.0
 """How long a job that was heard counts as being on the network: two questions on the browse group, and a lost one."""
+TOLD_AGAIN_SECONDS = 15.0
+"""How long it counts that one process could not connect to another: it is said each time when it fails again."""
 KEPT_OUT_SECONDS = 5.0
 """How long a rank must have looked for the job until it counts as kept out of it."""
 SEEKING_SECONDS = 15.0
 """How long a rank that was heard counts as looking for the job: a few of its questions."""
+
+
+class Unreached(Struct, frozen=True):
+    """One process can't connect to another one, a host that it hears."""
+
+    caller: str
+    host: str
+    how: str
+    at: float
+    """When that was seen or heard last."""
 
 
 class NetworkFacts(Struct, frozen=True, kw_only=True):
@@ -58,6 +70,8 @@ class Diagnostics(Struct):
 
     unit: str = "rank"
     """What the ranks of this job count (`ProcessInfo.unit`)."""
+    member: bytes = b""
+    """The member id of this process."""
     other_jobs: dict[str, str] = field(default_factory=dict)
     """Other job ids on the network, each with a process that named it."""
     other_seekers: dict[str, dict[bytes, None]] = field(default_factory=dict)
@@ -69,6 +83,10 @@ class Diagnostics(Struct):
     """The other processes that look for this job, by member id."""
     hosts: dict[str, str] = field(default_factory=dict)
     """Hosts of this job that were heard, each with what became of it."""
+    sessions: dict[bytes, tuple[bytes, str]] = field(default_factory=dict)
+    """The hosts of the sessions of this job that were heard: their member ids and names."""
+    unreached: dict[tuple[bytes, bytes], Unreached] = field(default_factory=dict)
+    """The processes that can't connect to a host of this job, by both member ids: a datagram can claim it."""
     proved: dict[str, None] = field(default_factory=dict)
     """The hosts that have proved their session to us over TCP."""
     store_failures: dict[str, str] = field(default_factory=dict)
@@ -99,12 +117,38 @@ class Diagnostics(Struct):
             if since[member] >= KEPT_OUT_SECONDS and silent[member] <= SEEKING_SECONDS
         }
         other_jobs = {job: text for job, text in self.other_jobs.items() if silent[job] <= LATELY_SECONDS}
-        return msgspec.structs.replace(self, seekers=seekers, other_jobs=other_jobs)
+        return msgspec.structs.replace(self, seekers=seekers, other_jobs=other_jobs, unreached=self._unreached(now))
+
+    def _unreached(self, now: float) -> dict[tuple[bytes, bytes], Unreached]:
+        return {pair: each for pair, each in self.unreached.items() if now <= each.at + TOLD_AGAIN_SECONDS}
+
+    def forget_mended(self, now: float) -> None:
+        """Leave out, for the error at the deadline, the pairs of which nothing was heard lately."""
+        self.unreached = self._unreached(now)
 
     def joined(self, member: bytes) -> None:
         """Take note that a process that looked for this job has come."""
         self.seekers.pop(member, None)
         self.heard_at.pop(member, None)
+        self.reached(member)
+
+    def reached(self, caller: bytes, host: bytes | None = None) -> None:
+        """Take note that a process has reached a host, or has a seat, for which it has reached the one that counts."""
+        for pair in [each for each in self.unreached if each[0] == caller and host in (None, each[1])]:
+            del self.unreached[pair]
+
+    def does_not_reach(self, identity: Identity, offer: Offer, how: str, now: float) -> None:
+        """Note that this process can't connect to a host that it hears."""
+        self._note_unreached((identity.member, offer.host), str(identity.who), _host_name(offer, self.unit), how, now)
+
+    def _note_unreached(self, pair: tuple[bytes, bytes], caller: str, host: str, how: str, now: float) -> None:
+        if pair in self.unreached or len(self.unreached) < REMEMBERED_PER_KIND:
+            self.unreached[pair] = Unreached(caller, host, how, now)
+
+    def heard_host(self, offer: Offer) -> None:
+        """Note the name of the host of a session, for what others say of it."""
+        if offer.session in self.sessions or len(self.sessions) < REMEMBERED_PER_KIND:
+            self.sessions[offer.session] = offer.host, _host_name(offer, self.unit)
 
     def _heard(self, memory: dict[str, str] | dict[bytes, str], who: str | bytes, now: float) -> None:
         if who in memory:
@@ -117,6 +161,12 @@ class Diagnostics(Struct):
         if not observer and message.member not in self.seekers and len(self.seekers) < REMEMBERED_PER_KIND:
             self.seekers[message.member] = asker_name(message, source.address, self.unit)
         self._heard(self.seekers, message.member, now)
+        if isinstance(message, Seek) and message.unreached is not None and message.unreached in self.sessions:
+            host, name = self.sessions[message.unreached]
+            rank = "" if message.rank is None else f"{self.unit} {message.rank} on "
+            caller = f"{rank}host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
+            caller = next((other for member, other in self.sessions.values() if member == message.member), caller)
+            self._note_unreached((message.member, host), caller, name, message.how, now)
 
     def concerns(self, identity: Identity, message: Datagram, source: Source, now: float, *, secured: bool) -> bool:
         """Note a datagram of another job or attempt; return whether this one is of the same job and attempt."""
@@ -158,6 +208,14 @@ class Diagnostics(Struct):
             seekers = self.other_seekers.setdefault(job, {})
             if len(seekers) < REMEMBERED_PER_KIND:
                 seekers[message.member] = None
+
+
+def _host_name(offer: Offer, unit: str) -> str:
+    """Return the name of a host; with given ranks it is rank 0."""
+    rank = "" if offer.assigned or offer.kind == "agents" else f"{unit} 0 on "
+    # A link-local address says little to people; it stands first where the OFFER came by IPv6.
+    address = next((each for each in offer.addresses if not each.lower().startswith("fe80:")), offer.addresses[0])
+    return f"{rank}host {offer.hostname or 'unknown'} ({address}), pid {offer.pid}"
 
 
 def _looks_for_a_host(question: Seek | List) -> bool:

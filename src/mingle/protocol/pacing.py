@@ -22,7 +22,7 @@ from collections.abc import Callable
 from mingle.protocol.effects import Answer, Effect, Multicast
 from mingle.protocol.events import Source
 from mingle.protocol.machine import Context, Identity
-from mingle.protocol.observations import Diagnostics
+from mingle.protocol.observations import TOLD_AGAIN_SECONDS, Diagnostics
 from mingle.protocol.token_bucket import TokenBucket
 from mingle.wire.datagrams import Datagram, List, Offer, Seek
 
@@ -99,7 +99,8 @@ class Seeker:
         self.asked_at: float | None = None
         """The time of the first question since it started to ask."""
         self._rng = rng
-        self._counted = counted and world_size <= COUNTED_RANKS
+        self._few = world_size <= COUNTED_RANKS
+        self._counted = counted and self._few
         self._asks_for_itself_until = now
         beyond = max(0, world_size - FIRST_SEEK_FREE_RANKS)
         self._first = min(FIRST_SEEK_SECONDS_PER_RANK * beyond, FIRST_SEEK_MAX_SECONDS)
@@ -121,7 +122,7 @@ class Seeker:
         self._next = now + self._rng.uniform(0, self._first)
         self.asked_at = None
         if self._counted:
-            self._asks_for_itself_until = now + COUNTED_SECONDS
+            self.ask_for_itself(now + COUNTED_SECONDS)
 
     def hurry(self, now: float) -> None:
         """Return to short intervals, unless the rank has a host: other hosts can be in reach now."""
@@ -140,6 +141,11 @@ class Seeker:
     def heard_offer(self, now: float) -> None:
         """Take note that a host of the job was heard."""
         self._offered_at = now
+
+    def ask_for_itself(self, until: float) -> None:
+        """Ask whatever questions others ask, since this rank's says more: not in a large job, where some say it."""
+        if self._few:
+            self._asks_for_itself_until = until
 
     def is_late(self, now: float) -> bool:
         """Return whether no host was heard for so long that multicasts from there may be lost."""
@@ -326,6 +332,10 @@ class DiscoveryClient:
         self._effects = effects
         self._browse = BrowseGroup(now, now + context.timeout, context.rng)
         self.seeker = Seeker(identity.world_size, now, context.rng, counted=identity.rank is None)
+        self.question = identity.seek()
+        """What it asks."""
+        self._names_until = now
+        """Until when the question names a host that this rank can't connect to."""
         self._asked_late = False
         """Whether the last question was a padded one, and no OFFER has come since."""
 
@@ -349,11 +359,21 @@ class DiscoveryClient:
         return None
 
     def _offered(self, offer: Offer, source: Source, now: float) -> None:
+        self._diagnostics.heard_host(offer)
         self.seeker.heard_offer(now)
         if self._asked_late and not source.multicast and not source.folder:
             # Ranks that hear this one and not the host have kept their questions back.
             self._effects.append(Multicast(offer))
         self._asked_late = False
+
+    def cannot_reach(self, session: bytes, how: str, now: float) -> None:
+        """Say in the next questions that the host of a session is heard, and that no connection to it can be made."""
+        self.question, self._names_until = self._identity.seek(session, how), now + TOLD_AGAIN_SECONDS
+        self.seeker.ask_for_itself(self._names_until)
+
+    def reached(self) -> None:
+        """Ask as before: a host was reached."""
+        self.question = self._identity.seek()
 
     def _browsed(self, message: List, source: Source, now: float, *, seated: bool) -> None:
         if self._diagnostics.concerns(self._identity, message, source, now, secured=self._secured):
@@ -364,7 +384,7 @@ class DiscoveryClient:
         if source.multicast:
             self._browse.asked(now)
         elif self._browse.may_answer_by_unicast(now):
-            self._effects.append(Answer(source, self._identity.seek()))
+            self._effects.append(Answer(source, self.question))
 
     def next_timer(self) -> float | None:
         """The time of the next call to :meth:`handle_timer`."""
@@ -373,13 +393,15 @@ class DiscoveryClient:
 
     def handle_timer(self, now: float) -> None:
         """Send what is due."""
+        if self.question.unreached is not None and now > self._names_until:
+            self.reached()
         if self.seeker.should_ask(now):
             self._asked_late = self.seeker.is_late(now)
-            self._effects.append(Multicast(self._identity.seek(), turn=self.seeker.turn(), padded=self._asked_late))
+            self._effects.append(Multicast(self.question, turn=self.seeker.turn(), padded=self._asked_late))
         if self._browse.should_ask(now):
             self._effects.append(Multicast(self._identity.list(), browse=True))
         if self._browse.should_answer(now):
-            self._effects.append(Multicast(self._identity.seek(), browse=True))
+            self._effects.append(Multicast(self.question, browse=True))
 
 
 class HostAnnouncements:
@@ -395,6 +417,7 @@ class HostAnnouncements:
         now: the time.
         deadline: when a job that has not formed is an error; the host asks once more shortly before.
         offer: returns the OFFER of the session.
+        seated: returns whether a process has a seat in it.
         diagnostics: takes note of what was heard.
         effects: the list to which the datagrams are added.
     """
@@ -408,6 +431,7 @@ class HostAnnouncements:
         deadline: float,
         *,
         offer: Callable[[], Offer],
+        seated: Callable[[bytes], bool],
         diagnostics: Diagnostics,
         effects: list[Effect],
     ) -> None:
@@ -415,7 +439,9 @@ class HostAnnouncements:
         self._session = session
         self._secured = context.key is not None
         self._offer = offer
+        self._seated = seated
         self._diagnostics = diagnostics
+        diagnostics.sessions[session] = identity.member, str(identity.who)
         self._effects = effects
         self._announcer = Announcer(now)
         self._browse = BrowseGroup(now, deadline, context.rng)
@@ -431,6 +457,7 @@ class HostAnnouncements:
             if isinstance(message, Seek):
                 self._sought(message, source, now)
             elif isinstance(message, Offer) and message.session != self._session:
+                self._diagnostics.heard_host(message)
                 if self._announcer.sealed and message.state == "open" and not source.folder:
                     # That host should hear that the job runs. Two open hosts dial each other, which tells both.
                     self._announcer.asked()
@@ -438,7 +465,7 @@ class HostAnnouncements:
         return None
 
     def _sought(self, message: Seek, source: Source, now: float) -> None:
-        if message.member != self._identity.member:  # else it is our own, from before this process was a host
+        if not self._seated(message.member):  # the host's own are from before it was one
             self._diagnostics.seeker(message, source, now)
         if source.multicast:
             self._announcer.asked()
@@ -446,7 +473,8 @@ class HostAnnouncements:
             self._effects.append(Answer(source, self._offer()))
 
     def _browsed(self, message: List, source: Source, now: float) -> None:
-        if self._diagnostics.concerns(self._identity, message, source, now, secured=self._secured):
+        ours = self._diagnostics.concerns(self._identity, message, source, now, secured=self._secured)
+        if ours and not self._seated(message.member):
             self._diagnostics.seeker(message, source, now)
         if source.multicast:
             self._browse.asked(now)

@@ -133,6 +133,9 @@ class Registrar:
             lacks=self.admission.lacks(),
             hosts="" if seats.is_full else hosts(seats),
             unanswered="" if proof is None else mesh_report.unanswered(proof),
+            seated=b"".join(each[: frames.SEATED_ID_BYTES] for each in seats)
+            if len(seats) <= frames.MAX_SEATED
+            else b"",
         )
 
     def roster(self) -> list[frames.Seat]:

@@ -173,6 +173,7 @@ def likely_cause(
     """
     rungs = (
         certain,
+        unreached(diagnostics, facts),
         failing(facts),
         _another_secret(diagnostics, words),
         incompatible(facts),
@@ -183,6 +184,29 @@ def likely_cause(
         suspect(facts, diagnostics) if alone else None,
     )
     return next((rung for rung in rungs if rung is not None), None)
+
+
+def unreached(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
+    """Return the cause if a process hears the host of a session and can't connect to it."""
+    own = [pair for pair in diagnostics.unreached if diagnostics.member in pair]
+    pairs = [*own, *(pair for pair in diagnostics.unreached if pair not in own)]
+    if not pairs:
+        return None
+    lines = dict[frozenset[bytes], str]()
+    for pair in pairs:
+        each = diagnostics.unreached[pair]
+        if pair[::-1] in diagnostics.unreached:
+            text = f"{each.caller} and {each.host} hear each other and do not reach each other over TCP"
+        else:
+            text = f"{each.caller} hears {each.host} and does not reach it over TCP"
+        lines.setdefault(frozenset(pair), f"{text} ({each.how})" if each.how else text)
+    rules = [each for each in facts.findings if each.name == "tcp" and each.status is not CheckStatus.PASS]
+    if rules and own:
+        return f"{few(lines.values(), '; ')}: {rules[0].observation}", f"{rules[0].remedy}."
+    return (
+        f"{few(lines.values(), '; ')}: a firewall on one of them or between them, or an address of another network",
+        "allow TCP between them (`mingle-discover doctor` shows the rule), or set MINGLE_INTERFACE.",
+    )
 
 
 def failing(facts: NetworkFacts) -> Cause | None:
@@ -378,12 +402,6 @@ def history(status: Status, diagnostics: Diagnostics) -> str:
 def _why_incomplete(
     identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, status: Status, *, alone: bool
 ) -> Cause | None:
-    outside = _outside(identity, diagnostics, status)
-    not_joined = (
-        f"{few(outside, '; ')}: heard but not joined. Its host's firewall drops datagrams from here, or this "
-        "host's firewall drops its TCP connections",
-        "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once.",
-    )
     return likely_cause(
         identity.job,
         diagnostics,
@@ -391,7 +409,18 @@ def _why_incomplete(
         _words(identity.who.unit),
         alone=alone,
         certain=_as_the_host_says(identity, diagnostics, status),
-        heard=not_joined if outside else None,
+        heard=not_joined(outsiders(identity, diagnostics, status)),
+    )
+
+
+def not_joined(outside: Sequence[str]) -> Cause | None:
+    """Return the cause if processes that look for the job were heard and have not joined it."""
+    if not outside:
+        return None
+    return (
+        f"{few(outside, '; ')}: heard but not joined. Its host's firewall drops datagrams from here, or this "
+        "host's firewall drops its TCP connections",
+        "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once.",
     )
 
 
@@ -418,12 +447,13 @@ def _as_the_host_says(identity: Identity, diagnostics: Diagnostics, status: Stat
     return None
 
 
-def _outside(identity: Identity, diagnostics: Diagnostics, status: Status) -> list[str]:
+def outsiders(identity: Identity, diagnostics: Diagnostics, status: Status) -> list[str]:
     """Return the processes that look for the job and certainly have not joined it."""
-    seekers = list(diagnostics.seekers.values())
+    seekers = [text for member, text in diagnostics.seekers.items() if not status.seats(member)]
     if identity.rank is None:
         # All joined processes but this one can be among those heard; of a larger number at least one has not joined.
-        return seekers if len(seekers) >= status.joined and not status.left else []
+        certain = status.seated or (len(seekers) >= status.joined and not status.left)
+        return seekers if certain else []
     return [text for text in seekers if any(text.startswith(f"{identity.who.unit} {n} ") for n in status.missing)]
 
 
@@ -474,7 +504,7 @@ def _host(identity: Identity) -> str:
 def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, *, alone: bool) -> Cause | None:
     host = _host(identity)
     certain: Cause | None = None
-    if diagnostics.hosts:
+    if diagnostics.hosts and not any(diagnostics.member in pair for pair in diagnostics.unreached):
         certain = unreachable_host(host, gone=diagnostics.hosts.keys() <= diagnostics.proved.keys())
     words = _words(identity.who.unit)
     return likely_cause(identity.job, diagnostics, facts, words, alone=alone, certain=certain)

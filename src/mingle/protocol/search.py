@@ -20,7 +20,7 @@ from mingle.protocol.pacing import DiscoveryClient
 from mingle.protocol.running_check import RUNNING_PATIENCE_SECONDS, RunningCheck
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
 from mingle.wire import frames
-from mingle.wire.datagrams import Datagram, Offer
+from mingle.wire.datagrams import Datagram, Offer, Seek
 
 
 class Searcher(Protocol):
@@ -105,6 +105,11 @@ class Search(SessionPolicy[KnownSession]):
         """The time of the first question since it started to look for a host; None: it has not asked yet."""
         return self._client.seeker.asked_at
 
+    @property
+    def question(self) -> Seek:
+        """What it asks."""
+        return self._client.question
+
     def resume(self, now: float) -> None:
         """Ask for a host again."""
         self._client.seeker.resume(now)
@@ -171,6 +176,8 @@ class Search(SessionPolicy[KnownSession]):
 
     def on_proved(self, session: KnownSession, now: float) -> None:
         """Handle a session whose host has just proved it."""
+        self._diagnostics.reached(self._identity.member, session.offer.host)
+        self._client.reached()
         note(self._diagnostics.hosts, session.host_name, "proved")
         note_name(self._diagnostics.proved, session.host_name)
         if session.race is None or session.race.call.purpose != "join":
@@ -188,6 +195,9 @@ class Search(SessionPolicy[KnownSession]):
     def on_unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
         """Handle a race that was lost on every address."""
         note(self._diagnostics.hosts, session.host_name, f"not reached: {race.failure_text}")
+        if how := session.lost(race):
+            self._diagnostics.does_not_reach(self._identity, session.offer, how, now)
+            self._client.cannot_reach(session.name, how, now)
         self._searcher.unreached(session, now, refused=race.state is RaceState.DEAD and not race.may_live)
         asked_again = self.running_check.unreached(session, race, now) and self.race(session, now)
         if not asked_again:

@@ -51,6 +51,8 @@ class KnownSession(Struct, eq=False):
     """The seal that this process has acknowledged there: if it comes back in that epoch, it lacks GO alone."""
     called_in_vain: bool = False
     """Whether no connection to its host could be made in the last race: a firewall can drop every call to it."""
+    unreached: int = 0
+    """How many races in a row were lost because nothing answered at the address of its host."""
     paths_stale: bool = False
     """Whether paths to its host that were proved can be broken by now, or better ones open: the store was not reached,
     the interfaces have changed, or the connection to a host broke."""
@@ -116,6 +118,13 @@ class KnownSession(Struct, eq=False):
     def races_to(self, purpose: frames.Purpose) -> bool:
         """Return whether a race for this purpose is under way."""
         return self.race is not None and self.race.call.purpose == purpose and self.race.state is RaceState.RACING
+
+    def lost(self, race: ConnectionRace) -> str:
+        """Return how its host can't be reached, once two races have shown it: one can hit a host that just ends."""
+        # The OFFER in a folder outlives its host.
+        counts = bool(race.unreached) and race.call.purpose != "probe" and not self.presumed_dead
+        self.unreached = self.unreached + 1 if counts else 0
+        return race.unreached if self.unreached > 1 else ""
 
     def send(self, frame: frames.AnyFrame) -> None:
         """Send a frame to its host, if it is connected."""
@@ -281,7 +290,7 @@ class SessionTable(Generic[S]):
         if race.winner is None:
             self._settle(session, now)
         elif not was_proved:
-            session.called_in_vain = False
+            session.called_in_vain, session.unreached = False, 0
             self._policy.on_proved(session, now)
         for frame in received:
             if session.race is not race:

@@ -125,11 +125,16 @@ class Seek(Message, frozen=True, kw_only=True, tag="seek", omit_defaults=True):
     pid: ProcessId = 0
     kind: Kind | Literal["observer"] = "ranks"
     """An observer looks for the host and never joins it."""
+    unreached: Identifier | None = None
+    """The session whose host the sender hears and can't connect to; a sender that hosts a session itself asks no more
+    than whether that host hears this."""
+    how: ShortText = ""
+    """How the connection failed, for reports."""
     padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
     """Makes a unicast question as long as the longest answer, so that a forged source gains no amplification."""
 
     def __post_init__(self) -> None:
-        make_printable(self, "hostname")
+        make_printable(self, "hostname", "how")
 
 
 class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True):

@@ -60,6 +60,8 @@ MAX_LEFT_OUT = 4
 MAX_GENERATION = 2**53
 
 MAX_TEXT_CHARACTERS = 2048
+SEATED_ID_BYTES = 4
+MAX_SEATED = 128
 # The lines of an error that a host sends to all its members.
 MAX_REPORT_LINES = 16
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
@@ -552,9 +554,18 @@ class Status(Frame, frozen=True, kw_only=True, tag="status", omit_defaults=True)
     """The host names of those that joined, for people; empty once all have."""
     unanswered: Text = ""
     """Which nodes accept connections of the mesh and do not answer on them, for people."""
+    seated: Annotated[bytes, Meta(max_length=SEATED_ID_BYTES * MAX_SEATED)] = b""
+    """The first bytes of the member id of each that has joined, for people; empty if they are too many."""
 
     def __post_init__(self) -> None:
         make_printable(self, "left", "refused", "phase", "present", "lacks", "hosts", "unanswered")
+
+    def seats(self, member: bytes) -> bool | None:
+        """Return whether a process has joined; None if the status does not tell."""
+        if not self.seated:
+            return None
+        ids = (self.seated[at : at + SEATED_ID_BYTES] for at in range(0, len(self.seated), SEATED_ID_BYTES))
+        return member[:SEATED_ID_BYTES] in ids
 
     @property
     def awaited(self) -> Ranks:

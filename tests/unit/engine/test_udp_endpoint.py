@@ -194,3 +194,19 @@ def test_a_datagram_that_a_machine_can_not_handle_is_dropped(
     driver.notes.instead.clear()
     driver.notes.to_do.append(Multicast(seek))
     assert driver.hear()[0] == seek
+
+
+def test_what_is_said_to_peers_reaches_them_beside_the_group() -> None:
+    port = free_udp_port()
+    with contextlib.ExitStack() as stack:
+        driver = Noting(Network(interfaces=("lo",), port=port, peers=(Peer("127.0.0.1", None),)), stack)
+        driver.notes.says = Bye(job="a job", session=SESSION)
+        driver.hear()  # so that the peer's address is known
+        driver.notes.told.clear()
+        driver.notes.says = None
+        driver.notes.to_do.append(Multicast(SEEK, to_peers=True))
+        while {each.source.multicast for each in driver.notes.told if isinstance(each, Heard)} != {True, False}:
+            driver.notes.due = time.monotonic() + 0.2
+            driver.carry_out()
+            driver.turn()
+        assert [message for message in driver.notes.heard() if isinstance(message, Seek) and message.member == MEMBER]

@@ -104,7 +104,7 @@ def test_finder_waits_a_while_for_sessions_that_are_still_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("silent", "problem"), [(False, "refused"), (True, "no proof within 1 s")], ids=["dead", "silent"]
+    ("silent", "problem"), [(False, "refused"), (True, "no answer within 1 s")], ids=["dead", "silent"]
 )
 def test_a_datagram_alone_finds_nothing(silent: bool, problem: str) -> None:
     wire = Wire()

@@ -535,3 +535,27 @@ def test_a_host_that_has_ended_its_session_hangs_up_on_callers() -> None:
     alone.host.effects()
     alone.host.handle(Accepted(7, "10.0.0.2"), 5.0)
     assert alone.host.effects() == [Hangup(7)]
+
+
+def test_seek_that_cannot_reach_the_host_is_the_cause_until_the_member_joins() -> None:
+    alone = Alone(3)
+    alone.join(1, 1)
+    seek = Seek(
+        job="job", member=b"c" * 16, world_size=3, rank=2, hostname="h2", pid=8, unreached=SESSION, how="10.0.0.1 x"
+    )
+    alone.host.handle(Heard(seek, HERE), 10.0)
+    cause = alone.host.cause(NetworkFacts(), 11.0)
+    assert cause is not None
+    said = "rank 2 on host h2 (10.0.0.9), pid 8 hears host h0, pid 1 and does not reach it over TCP (10.0.0.1 x)"
+    assert cause[0].startswith(said)
+    alone.host.diagnostics.joined(seek.member)
+    assert alone.host.cause(NetworkFacts(), 11.0) is None
+
+
+def test_question_of_a_seated_member_does_not_make_it_an_outsider() -> None:
+    alone = Alone(3)
+    alone.join(1, 1)
+    (member,) = (each for each in alone.host.registrar.seats if each != OWN)
+    alone.host.handle(Heard(Seek(job="job", member=member, world_size=3, rank=1), HERE), 10.0)
+    alone.host.handle(Heard(List(job="job", member=member, rank=1, hostname="h1"), HERE), 10.0)
+    assert alone.host.diagnostics.seekers == {}

@@ -12,6 +12,7 @@ from mingle.protocol.observations import (
     LATELY_SECONDS,
     REMEMBERED_PER_KIND,
     SEEKING_SECONDS,
+    TOLD_AGAIN_SECONDS,
     Diagnostics,
     note,
     note_name,
@@ -169,3 +170,38 @@ def test_seekers_of_another_jobs_host_are_counted() -> None:
     diagnostics.other(Seek(job="resent", member=b"A" * 16, world_size=2, rank=1), HERE, 0.0)
     assert not diagnostics.other_seekers
     assert diagnostics.other_hosts == {"resent": True}
+
+
+def seek_of(member: bytes, unreached: bytes | None, hostname: str = "node4", how: str = "no answer") -> Seek:
+    return Seek(job="resnet", member=member, world_size=8, rank=4, hostname=hostname, unreached=unreached, how=how)
+
+
+def offer_of(host: bytes, session: bytes, *addresses: str) -> Offer:
+    return Offer(
+        job="resnet", session=session, host=host, addresses=addresses, port=1, world_size=8, hostname="node0", pid=5
+    )
+
+
+def test_seek_that_names_a_session_names_its_host_and_the_caller() -> None:
+    diagnostics = Diagnostics()
+    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "fe80::1", "10.0.0.1"))
+    diagnostics.seeker(seek_of(b"A" * 16, b"S" * 16), HERE, 0.0)
+    diagnostics.seeker(seek_of(b"B" * 16, b"T" * 16), HERE, 0.0)  # a session of which nothing was heard
+    ((pair, each),) = diagnostics.unreached.items()
+    assert pair == (b"A" * 16, b"H" * 16)
+    assert each.caller == "rank 4 on host node4 (10.0.0.7), pid 0"
+    assert each.host == "rank 0 on host node0 (10.0.0.1), pid 5"
+    assert each.how == "no answer"
+
+
+def test_pair_is_forgotten_once_it_has_a_seat_or_is_said_no_more() -> None:
+    diagnostics = Diagnostics()
+    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"))
+    for number in range(REMEMBERED_PER_KIND + 1):  # a stranger invents some
+        diagnostics.seeker(seek_of(bytes([number]) * 16, b"S" * 16), HERE, float(number > 0))
+    assert len(diagnostics.unreached) == REMEMBERED_PER_KIND
+    diagnostics.joined(bytes([1]) * 16)
+    assert len(diagnostics.unreached) == REMEMBERED_PER_KIND - 1
+    assert len(diagnostics.lately(TOLD_AGAIN_SECONDS + 0.5).unreached) == REMEMBERED_PER_KIND - 2
+    diagnostics.forget_mended(TOLD_AGAIN_SECONDS + 1.5)
+    assert diagnostics.unreached == {}

@@ -15,7 +15,7 @@ from mingle.protocol.effects import Dial, Effect, Hangup, Multicast, Write
 from mingle.protocol.events import BytesReceived, Connected, Disconnected, Source
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context
-from mingle.protocol.observations import Diagnostics
+from mingle.protocol.observations import TOLD_AGAIN_SECONDS, Diagnostics
 from mingle.protocol.running_check import RUNNING_NOTICE_SECONDS
 from mingle.protocol.search import Search
 from mingle.protocol.sessions import (
@@ -218,7 +218,7 @@ def test_race_that_was_lost_is_noted_and_run_again_later() -> None:
     lost_at = 1.0 + ADDRESS_SECONDS
     searching.search.table.handle_timer(lost_at)
     assert searching.searcher.told == [("unreached", SESSION, False)]
-    assert "not reached: 10.0.0.1 no proof" in searching.diagnostics.hosts[session.host_name]
+    assert "not reached: 10.0.0.1 no answer" in searching.diagnostics.hosts[session.host_name]
     searching.hear(offer(), lost_at + RETRY_SECONDS - 0.01)
     assert session.race is None
     assert "not reached" in searching.diagnostics.hosts[session.host_name], "that is more than that it was heard"
@@ -412,3 +412,43 @@ def test_process_that_has_a_host_asks_no_more_until_it_needs_another() -> None:
     searching.search.resume(5.0)
     assert searching.search.asked_at is None
     assert searching.asked(6.0)[0] == searching.search.asked_at == 5.0
+
+
+def questions(searching: Searching, now: float) -> list[Seek]:
+    searching.effects.clear()
+    searching.search.handle_timer(now)
+    sent = [each.message for each in searching.effects if isinstance(each, Multicast)]
+    searching.effects.clear()
+    return [each for each in sent if isinstance(each, Seek)]
+
+
+def test_question_names_a_session_whose_host_was_dialed_twice_in_vain() -> None:
+    searching = Searching()
+    for now in (1.0, 2.0):
+        assert searching.search.question.unreached is None
+        searching.hear(offer(), now)
+        searching.fail(now=now)
+    (question, *_) = questions(searching, 2.5)
+    assert (question.unreached, question.how) == (SESSION, f"{ADDRESS} ECONNREFUSED")
+    ((pair, each),) = searching.diagnostics.unreached.items()
+    assert pair == (IDENTITY.member, SESSION)
+    assert each.host == f"rank 0 on host unknown ({ADDRESS}), pid 0"
+    searching.prove(searching.hear(offer(), 3.0), now=3.0)
+    assert searching.search.question.unreached is None
+    assert searching.diagnostics.unreached == {}
+
+
+def test_question_names_no_host_that_answers_or_has_gone() -> None:
+    searching = Searching()
+    for now in (1.0, 2.0, 3.0):
+        searching.hear(offer(), now)
+        (dial,) = searching.dials()
+        searching.search.handle(Connected(dial.conn, "10.0.0.2", "eth0"), now)
+        searching.search.handle(Disconnected(dial.conn, "closed"), now)
+        searching.effects.clear()
+    assert searching.search.question.unreached is None
+    for now in (4.0, 5.0):
+        searching.hear(offer(), now)
+        searching.fail(now=now)
+    assert questions(searching, 10.0)[0].unreached == SESSION
+    assert questions(searching, 5.0 + TOLD_AGAIN_SECONDS + 0.1)[0].unreached is None
