@@ -12,6 +12,6 @@ shift 4
 job=${USER:-$(id -un)}-digits-$(date +%s)-$$
 
 exec pdsh -S -R ssh -w "$hosts" "
-    seq $each | xargs -P $each -I{} docker run --rm --network host --ipc host \\
+    seq $each | xargs -P $each -I{} docker run --rm --init --network host --ipc host \\
         --env MINGLE_JOB_ID='$job' --env WORLD_SIZE=$((number * each)) \\
         '$image' python ddp_train.py ${*@Q}"

@@ -6,13 +6,21 @@ One module per family of commands, imported when one of its commands runs: ``--h
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from mingle.cli.options import version_option
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in shells: 128 and the number of SIGINT."""
@@ -54,6 +62,24 @@ def documentation_url() -> str | None:
     return None
 
 
+def terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    """End the command on a signal: by an exception, so that good-byes are sent and the cursor is shown again."""
+    sys.exit(128 + number)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Handle SIGTERM in the block: the kernel gives the first process of a container only signals that it handles."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class _Main(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -63,7 +89,8 @@ class _Main(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with _ended_by_sigterm():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except click.NoSuchOption as error:

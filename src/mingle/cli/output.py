@@ -11,10 +11,9 @@ import errno
 import itertools
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 import click
 
@@ -22,8 +21,6 @@ from mingle.errors import MingleError
 from mingle.text import printable
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table as Drawing
     from rich.text import Text
@@ -279,21 +276,14 @@ def show(table: Table, lines: Lines | None = None, *, header: bool = False) -> N
         line(row)
 
 
-def terminate(number: int, _frame: FrameType | None) -> NoReturn:
-    """End the command on a signal: by an exception, so that good-byes are sent and the cursor is shown again."""
-    sys.exit(128 + number)
-
-
 @contextlib.contextmanager
 def live(table: Callable[[], Table], *, transient: bool = False) -> Iterator[Callable[[], None]]:
     """Yield the function that draws the table of the moment on the terminal; ``transient``: it is erased at the end."""
     from rich.live import Live
 
     drawing = Live(console=console(), transient=transient, refresh_per_second=4)
-    before = signal.signal(signal.SIGTERM, terminate)
     try:
         with drawing:
             yield lambda: drawing.update(table())
     finally:
         drawing.console.show_cursor()  # also if the start of the drawing was interrupted
-        signal.signal(signal.SIGTERM, before)

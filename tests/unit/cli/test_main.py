@@ -174,6 +174,23 @@ def test_help_costs_little_more_than_click() -> None:
 
 @pytest.mark.parametrize("arguments", [["find", "nothing"], ["list"]], ids=" ".join)
 def test_ctrl_c_ends_quietly_with_130(arguments: list[str]) -> None:
+    assert ended_by(signal.SIGINT, arguments) == 130
+
+
+# Not -15: a signal that ends a process by the kernel's default does not reach the first process of a container.
+@pytest.mark.parametrize("arguments", [["find", "nothing"], ["list"], ["watch"]], ids=" ".join)
+def test_sigterm_ends_quietly_with_143(arguments: list[str]) -> None:
+    assert ended_by(signal.SIGTERM, arguments) == 143
+
+
+def test_a_command_that_is_called_leaves_sigterm_as_it_was() -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert CliRunner().invoke(main, ["env"]).exit_code == 0
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def ended_by(number: signal.Signals, arguments: list[str]) -> int:
+    """Send the signal to a command that listens; return its status. It prints nothing."""
     process = subprocess.Popen(
         [sys.executable, "-m", "mingle", *arguments, "-t", "60", "-v"],
         env=command_environment(free_udp_port()),
@@ -184,6 +201,6 @@ def test_ctrl_c_ends_quietly_with_130(arguments: list[str]) -> None:
     with process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("info: listening on lo")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.communicate(timeout=60) == ("", "")
-    assert process.returncode == 130
+    return process.returncode

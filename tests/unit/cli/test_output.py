@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -210,14 +209,6 @@ def test_live_tables_on_a_terminal() -> None:
 def test_messages_are_escaped_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     output.say("job \x1b[2J\n  fix: it")
     assert capsys.readouterr().err == "job \\x1b[2J\n  fix: it\n"
-
-
-def test_a_drawing_leaves_sigterm_as_it_was() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with output.live(lambda: output.Table(("A",), [("1",)]), transient=True) as draw:
-        assert signal.getsignal(signal.SIGTERM) is output.terminate
-        draw()
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @contextlib.contextmanager
