@@ -517,6 +517,23 @@ def test_the_other_languages_are_well_formed() -> None:
         assert unit.sections() == ["Unit", "Service", "Install"], block
 
 
+def test_the_secret_of_the_unit_belongs_to_its_user() -> None:
+    (unit,) = (block.text for block in blocks(ROOT / "docs" / "launchers.md") if block.language == "ini")
+    (user,) = re.findall(r"^User=(.+)$", unit, re.MULTILINE)
+    (secret,) = re.findall(r"^Environment=MINGLE_SECRET_FILE=(.+)$", unit, re.MULTILINE)
+    (install,) = (command.words for command in programs("sudo") if "install" in command.words)
+    assert install == ["sudo", "install", "-D", "-m", "600", "-o", user, "~/.mingle-secret", secret]
+
+
+def test_only_its_owner_can_enter_a_directory_that_the_pages_make() -> None:
+    """A user who can write to the job's directory can send its ranks to a host of their own."""
+    examples = (path for path in (ROOT / "examples").rglob("*") if path.suffix in (".sh", ".sbatch"))
+    lines = [line for path in (*PAGES, *examples) for line in re.findall(r"\bmkdir -.*", read(path))]
+    assert len(lines) >= 5
+    # That of all users has a secret for each job.
+    assert {line for line in lines if not line.startswith(("mkdir -m 700 -p ", "mkdir --mode=1777 /"))} == set()
+
+
 # --- links --------------------------------------------------------------------------------------------------
 
 
