@@ -70,6 +70,19 @@ def test_a_pod_has_resources_and_shared_memory(name: str) -> None:
     assert mount["name"] == volume["name"]
 
 
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_pods_fit_on_one_node_of_two_cores_and_four_gigabytes(name: str) -> None:
+    """A pod that no node has room for stays Pending, and all others wait for it."""
+    job = objects(name)["Job"]
+    requests = container_of(job)["resources"]["requests"]
+    pods = job["spec"]["parallelism"]
+    assert requests["cpu"].endswith("m")
+    assert requests["memory"].endswith("Mi")
+    # Kubernetes' own pods need the rest.
+    assert pods * int(requests["cpu"].removesuffix("m")) <= 1000
+    assert pods * int(requests["memory"].removesuffix("Mi")) <= 3072
+
+
 def test_each_pod_learns_its_place_and_where_rank_0_is() -> None:
     found = objects("digits.yaml")
     spec = found["Job"]["spec"]
