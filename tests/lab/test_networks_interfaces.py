@@ -320,6 +320,68 @@ def test_a_nic_that_vanishes_while_ranks_wait_is_survived(lab: Lab) -> None:
         assert (result["interface"], result["address"]) == (host.interface(second), host.address(second))
 
 
+# --- machines that go offline ----------------------------------------------------------------------------------------
+
+WAYS_OFFLINE = ["is down", "has lost its addresses", "has gone", "has no carrier"]
+
+
+def go_offline(host: Host, way: str) -> None:
+    match way:
+        case "is down":
+            host.ip("link set eth0 down")
+        case "has lost its addresses":
+            host.ip("address flush dev eth0")
+        case "has gone":
+            host.detach()
+        case "has no carrier":
+            host.cut()
+
+
+def come_back(host: Host, network: Network, way: str) -> None:
+    match way:
+        case "is down":
+            host.ip("link set eth0 up", "route add default dev eth0")
+            network.wait_forwarding([host.nic().port])
+        case "has lost its addresses":
+            host.ip(f"address add {host.address()}/24 dev eth0", "route add default dev eth0")
+        case "has gone":
+            host.attach(network, "eth0")
+        case "has no carrier":
+            host.heal()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("way", WAYS_OFFLINE)
+def test_ranks_of_a_machine_that_is_offline_meet_and_the_others_come_later(lab: Lab, way: str, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network), lab.host(network)]
+    ranks = [hosts[0].start(train, f"offline {seed}", 0, 3)]
+    wait_for_log(ranks[0], "open, 1/3 joined")
+    go_offline(hosts[0], way)
+    ranks.append(hosts[0].start(train, f"offline {seed}", 1, 3))
+    wait_for_log(ranks[0], "2/3 joined")
+    come_back(hosts[0], network, way)
+    ranks.append(hosts[1].start(train, f"offline {seed}", 2, 3))
+    for result, host in zip(results(ranks), (hosts[0], *hosts), strict=True):
+        assert (result["sum"], result["master_addr"]) == (6, hosts[0].address())
+        assert (result["interface"], result["address"]) == ("eth0", host.address())
+
+
+@pytest.mark.parametrize("way", WAYS_OFFLINE)
+def test_a_rank_whose_machine_goes_offline_says_so(lab: Lab, way: str) -> None:
+    network = lab.network()
+    host = lab.host(network)
+    rank = host.start(timed, "offline", 0, 2, discovery_timeout=12)
+    rank.wait_for("log", TIMEOUT)
+    go_offline(host, way)
+    message = failure(rank, 12).message
+    assert f"likely cause: this machine is offline: eth0 {way}" in message
+    assert f" ({way})" in message, "the interfaces of the report, too"
+    assert "firewall" not in message
+    assert "default route" not in message
+
+
 # --- address translation -------------------------------------------------------------------------------------------
 
 

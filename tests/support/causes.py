@@ -45,6 +45,7 @@ LEFT_OVER = Facts(
     unused=["eth0 10.0.0.5/24"],
     named_by="MINGLE_INTERFACE",
 )
+OFFLINE = Facts(port=29499, used=["eth0"], used_names=["eth0"], lost={"eth0": "is down"}, had_carrier=True)
 NAMED = Facts(port=29499, used=["eth0"], used_names=["eth0"], unused=["eth1 10.1.0.5/24"], named_by="MINGLE_INTERFACE")
 OTHER_PORT = Facts(port=31000, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])
 SHARED_PORT = Facts(port=29499, used=["eth0"], used_names=["eth0"], holders=[Holder(99, "telemetry", 0)])
@@ -283,6 +284,12 @@ RANKS = (
         status=LACKING,
         machine=LOOPBACK,
         cause="the missing ranks were not started",
+    ),
+    Row(
+        observed="ranks are missing, others have joined, and this machine has gone offline",
+        status=LACKING,
+        machine=OFFLINE,
+        cause="this machine is offline: eth0 is down",
     ),
     Row(
         observed="rank 0 is alone, no process is heard, and there is no default route",

@@ -64,6 +64,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The subnets of these addresses, in the same order."""
     unused: Sequence[str] = ()
     """Other interfaces that are up and have a routable address, not used because the user named another one."""
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """What has become of each interface that led to other machines, if none of them does any more."""
+    had_carrier: bool = False
+    """Whether an interface in use had a carrier at any time."""
     left_out: Sequence[str] = ()
     """The interfaces for which the limit of open files has no room."""
     named_by: str = ""
@@ -148,6 +152,14 @@ def troubles(facts: Facts) -> list[Finding]:
 def _interfaces(facts: Facts) -> Iterator[Finding]:
     if facts.interface_problem is not None:
         yield Finding("interfaces", FAIL, *facts.interface_problem)
+    elif facts.lost:
+        yield Finding(
+            "interfaces",
+            FAIL if facts.had_carrier else WARN,  # a job on one machine needs no carrier
+            f"this machine is offline: {', '.join(f'{name} {what}' for name, what in facts.lost.items())}",
+            _bring_back(*next(iter(facts.lost.items()))),
+            explains_silence=True,
+        )
     elif facts.only_loopback and not facts.named_by:
         yield Finding(
             "interfaces",
@@ -177,6 +189,19 @@ def _interfaces(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _bring_back(name: str, what: str) -> str:
+    """Return the fix for the first interface that leads nowhere any more."""
+    match what:
+        case "is down":
+            return f"ip link set dev {name} up, and add the routes again that went with it"
+        case "has lost its addresses":
+            return f"look at the DHCP client of {name}, or add the address again: ip address add ADDRESS dev {name}"
+        case "has no carrier":
+            return f"look at the cable of {name}, and at the switch or the virtual network at its other end"
+        case _:
+            return f"look why {name} was removed, and add it again"
+
+
 def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
     """Judge this only if no host was heard: naming one of several networks is the purpose of the setting."""
     if facts.named_by and facts.unused and facts.only_loopback:
@@ -201,7 +226,9 @@ def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
 
 
 def _routes(facts: Facts) -> Iterator[Finding]:
-    # With loopback alone a route is of no use: the check of the interfaces says what is.
+    # With loopback alone a route is of no use, nor is it offline: the check of the interfaces says what is.
+    if facts.lost:
+        return
     if facts.send_errors.get("ENETUNREACH") and not (facts.only_loopback and not facts.named_by):
         yield Finding(
             "routes",

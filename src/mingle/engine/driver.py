@@ -300,9 +300,9 @@ class Driver:
         self.udp.rescanned(changed=changed)
         if changed:
             self.udp.peers.restart(now)
-        # The address of a connection need not be on an interface in use.
-        for event in self.connections.drop_strays(self.interfaces.addresses()):
-            self._tcp_event(event)
+        if not self.interfaces.lost():  # else the addresses may come back
+            for event in self.connections.drop_strays(self.interfaces.addresses()):
+                self._tcp_event(event)
         if self._scanned is not None:
             self._scanned(now, changed)
 

@@ -73,6 +73,8 @@ class Evidence:
             "group": (self._udp.group or BROWSE_GROUP).ipv4 if ipv4 else "",
             "used": self._interfaces.usable,
             "found": self._interfaces.found,
+            "lost": self._interfaces.lost(),
+            "had_carrier": self._interfaces.had_carrier,
             "left_out": [each.name for each in self._interfaces.left_out],
             "named_by": network.interfaces_from if network.interfaces else "",
             "multicasts_on": frozenset(self._udp.multicasts_on) if transport and transport.sent else None,
@@ -119,8 +121,11 @@ class Evidence:
         failures += [f"local relay: {self._udp.relay.failure}"] if self._udp.relay.failure else []
         failures += [f"{host} did not resolve: {why}" for host, why in self._udp.peers.failures.items()]
         failures += [f"{folder} {problem.what}" for folder, problem in self._folders.problems.items()]
+        lost = self._interfaces.lost()
         return NetworkFacts(
-            interfaces=[str(each) for each in self._interfaces.usable],
+            interfaces=[
+                f"{each} ({lost[each.name]})" if each.name in lost else str(each) for each in self._interfaces.usable
+            ],
             groups=groups,
             port=network.port,
             named_port=network.port != DEFAULT_PORT,

@@ -134,6 +134,8 @@ class Choice(Struct, frozen=True):
     """Best first; never empty."""
     skipped: tuple[tuple[Interface, str], ...]
     """The others, each with the reason."""
+    offline: bool = False
+    """Whether nothing is left but what is used when nothing else is."""
     left_out: tuple[Interface, ...] = ()
     """Those of the others for which the limit of open files has no room."""
 
@@ -266,6 +268,7 @@ def choose(
             loopback.append(interface)
         else:
             (links if interface.is_container_link(family) else usable).append(interface)
+    offline = not usable
     if usable:
         skipped += [(one, "loopback: used when nothing else is, or when it is named") for one in loopback]
         skipped += [(one, "a container's link: used when nothing else is, or when it is named") for one in links]
@@ -282,7 +285,7 @@ def choose(
     )
     count = _affordable(usable, family, files)
     skipped += [(one, f"the limit of {files} open files has no room for it") for one in usable[count:]]
-    return Choice(tuple(usable[:count]), tuple(skipped), tuple(usable[count:]))
+    return Choice(tuple(usable[:count]), tuple(skipped), offline, tuple(usable[count:]))
 
 
 def _affordable(interfaces: Sequence[Interface], family: Family, files: int) -> int:
@@ -335,6 +338,17 @@ def _unusable(interface: Interface, family: Family) -> str:
     if not interface.of_family(family):
         return f"no {_in_words(family)} address"
     return ""
+
+
+def _lost(used: Interface, now: Interface | None, family: Family) -> str:
+    """Return what has become of an interface so that it leads nowhere, or the empty string."""
+    if now is None:
+        return "has gone"
+    if not now.up:
+        return "is down"
+    if used.of_family(family) and not now.of_family(family):
+        return "has lost its addresses"
+    return "" if now.running else "has no carrier"
 
 
 def owner(interfaces: Iterable[Interface], address: str | IPv4Address | IPv6Address) -> Interface | None:
@@ -453,6 +467,9 @@ class InterfaceMonitor:
         choice = choose(self.found, named=named, named_by=named_by, family=family, files=file_limit())
         self.usable = choice.usable
         """Those in use, best first."""
+        self._online = () if choice.offline else choice.usable
+        self.had_carrier = any(each.running for each in self._online)
+        """Whether an interface in use had a carrier at any time."""
         self.left_out = choice.left_out
         """Those for which the limit of open files has no room."""
         self._say_left_out()
@@ -479,8 +496,9 @@ class InterfaceMonitor:
     def rescan(self, now: float) -> bool:
         """Scan, and return whether the interfaces in use have changed.
 
-        The previous ones stay in use while no named interface can be used, and while only loopback is left: a pulled
-        cable may be plugged in again, and what the other hosts know of this machine is valid again then.
+        The previous ones stay in use while no named interface can be used, and while the machine is offline: a pulled
+        cable may be plugged in again, and what the other hosts know of this machine is valid again then. While it is
+        offline, what a rank that starts here now would use is used as well, so that the ranks of one machine meet.
         """
         self._scanned_at = now
         self.scan_due = self._next_scan()
@@ -499,16 +517,24 @@ class InterfaceMonitor:
             logger.debug("%s", error.observation)
             self._lost = True
             return False
-        if all(each.loopback for each in choice.usable) and not all(each.loopback for each in self.usable):
-            self._lost = True
-            return False
+        if not choice.offline:
+            self._online = choice.usable
+            self.had_carrier |= any(each.running for each in choice.usable)
+        usable = (*self._online, *choice.usable) if choice.offline else choice.usable
         # Containers that come and go change what is found here, and nothing else.
-        changed = self._lost or choice.usable != self.usable
-        self._lost, self.usable = False, choice.usable
+        changed = self._lost or usable != self.usable
+        self._lost, self.usable = False, usable
         if choice.left_out != self.left_out:
             self.left_out = choice.left_out
             self._say_left_out()
         return changed
+
+    def lost(self) -> dict[str, str]:
+        """Return what has become of each interface in use that is not loopback, if none of them leads anywhere."""
+        now = {each.name: each for each in self.found}
+        online = self._online
+        lost = {each.name: _lost(each, now.get(each.name), self.family) for each in online if not each.loopback}
+        return lost if all(lost.values()) else {}
 
     def _say_left_out(self) -> None:
         if self.left_out:

@@ -67,6 +67,16 @@ FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
             ("no such thing", "name another"),
         ),
         ({"only_loopback": True}, "interfaces", WARN, ("only loopback", "ip link set")),
+        *[
+            ({"lost": {"eth0": what}, "had_carrier": True, "default_route": False}, "interfaces", FAIL, (what, fix))
+            for what, fix in [
+                ("is down", "ip link set dev eth0 up"),
+                ("has lost its addresses", "ip address add ADDRESS dev eth0"),
+                ("has gone", "look why eth0 was removed"),
+                ("has no carrier", "the cable of eth0"),
+            ]
+        ],
+        ({"lost": {"eth0": "has no carrier"}}, "interfaces", WARN, ("offline: eth0 has no carrier", "the cable")),
         ({"left_out": ["veth1"]}, "interfaces", WARN, ("no room for 1 interface (veth1)", "ulimit -n")),
         (
             {"failures": {"eth0 IPv4": "EMFILE: x"}},

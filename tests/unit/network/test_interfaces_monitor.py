@@ -93,14 +93,38 @@ def test_rescan_follows_interfaces_that_come_and_go(machine: Machine) -> None:
     assert names(monitor) == ["eth1"]
 
 
-def test_loopback_does_not_take_the_place_of_a_cable_that_was_pulled(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("left", "lost"),
+    [
+        ((LO, DOWN), "is down"),
+        ((LO, nic("eth0", 2)), "has lost its addresses"),
+        ((LO,), "has gone"),
+        ((LO, nic("cali1", 5, "fe80::1/64"), DOWN), "is down"),
+    ],
+)
+def test_what_is_left_is_used_beside_an_interface_that_is_lost(
+    machine: Machine, left: tuple[Interface, ...], lost: str
+) -> None:
     monitor = monitored()
-    machine.found = (LO, DOWN)
-    assert monitor.rescan(1.0) is False
-    assert names(monitor) == ["eth0"]
+    assert not monitor.lost()
+    machine.found = left
+    assert monitor.rescan(1.0) is True
+    assert names(monitor) == ["eth0", "cali1" if len(left) == 3 else "lo"]
+    assert monitor.lost() == {"eth0": lost}
     machine.found = (LO, ETH0)
     assert monitor.rescan(1.0) is True
     assert names(monitor) == ["eth0"]
+    assert not monitor.lost()
+
+
+def test_a_carrier_that_is_lost_is_known(machine: Machine) -> None:
+    monitor = monitored()
+    machine.found = (LO, replace(ETH0, running=False))
+    assert monitor.rescan(1.0) is True
+    assert (names(monitor), monitor.lost(), monitor.had_carrier) == (["eth0"], {"eth0": "has no carrier"}, True)
+    machine.found = (LO, replace(ETH0, running=False), ETH1)
+    assert monitor.rescan(2.0) is True
+    assert (names(monitor), monitor.lost()) == (["eth1", "eth0"], {})
 
 
 def test_containers_that_come_and_go_change_nothing(machine: Machine) -> None:
@@ -142,7 +166,7 @@ def test_a_named_one_that_is_gone_is_waited_for(machine: Machine) -> None:
     monitor = monitored("eth0")
     machine.found = (LO, ETH1)
     assert monitor.rescan(1.0) is False
-    assert names(monitor) == ["eth0"]
+    assert (names(monitor), monitor.lost()) == (["eth0"], {"eth0": "has gone"})
     again = nic("eth0", 9, "10.0.0.7/24")
     machine.found = (LO, ETH1, again)
     assert monitor.rescan(1.0) is True
