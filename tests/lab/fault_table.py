@@ -85,7 +85,7 @@ FAULTS = (
             "doctor": (
                 "FAIL\tmulticast",
                 "ct state new meta l4proto udp drop",
-                "nft insert rule inet lab input udp dport 29499 accept",
+                "nft insert rule inet lab input ip saddr 10.77.0.0/24 udp dport 29499 accept",
             ),
             "ping": ("multicast to host1 (10.77.0.1) is lost, unicast fine", "this host's firewall drops multicast"),
         },
@@ -159,7 +159,10 @@ FAULTS = (
     Fault(
         "no default route",
         no_default_route,
-        {"init": ("Network is unreachable (ENETUNREACH)", "ip route add default"), "doctor": ("no default route",)},
+        {
+            "init": ("Network is unreachable (ENETUNREACH)", "ip route add default dev eth0"),
+            "doctor": ("no default route",),
+        },
     ),
     Fault(
         "only loopback up",
@@ -236,7 +239,7 @@ FAULTS = (
             "init": (
                 "ConnectivityError",
                 "rank 1 on host host2 (10.77.0.2 on eth0) and rank 2 on host host3 (10.77.0.3 on eth0) do not reach",
-                "on host3: `nft insert rule",
+                "on host3 (torch needs all TCP ports):\n    nft insert rule",
             ),
             "ping": ("TCP from host2 to host3 (10.77.0.3) is filtered", "though UDP passes"),
         },

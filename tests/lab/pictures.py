@@ -53,12 +53,14 @@ def ping_picture(count: int = 12) -> str:
         pinger.run(until=time.monotonic() + 20)
         findings = checks.judge(pinger.pings, pinger.inspect())
     peers = sorted(pinger.pings.peers.values(), key=str)
-    return picture("mingle-discover ping resnet", checks.ping_table(peers), checks.findings_table(findings))
+    table = checks.findings_table(findings)
+    return picture("mingle-discover ping resnet", checks.ping_table(peers), table, *table.below)
 
 
 def doctor_picture() -> str:
     findings, _ = checks.examine(Network(), ())
-    return picture("mingle-discover doctor", checks.findings_table(findings))
+    table = checks.findings_table(findings)
+    return picture("mingle-discover doctor", table, *table.below)
 
 
 def check_picture() -> str:

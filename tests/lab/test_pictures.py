@@ -37,7 +37,7 @@ def words(svg: str) -> str:
 def test_pictures_show_what_the_commands_print(lab: Lab) -> None:
     examination = examined(lab).start(doctor_picture)
     assert "resent seeking" in words(watched(lab).start(watch_picture).result())
-    assert "nft insert rule inet lab input udp dport 29499 accept" in words(examination.result())
+    assert "nft insert rule inet lab input ip saddr 10.78.0.0/24 udp dport 29499 accept" in words(examination.result())
 
 
 @pytest.mark.timeout(240)

@@ -105,7 +105,7 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
         job = settings.check_job_id(os.environ.get("MINGLE_JOB_ID"), "MINGLE_JOB_ID")
     except ConfigurationError:  # the check of the environment names it, if it is set
         job = ""
-    asked, unresolved = _resolve(network, hosts)
+    asked, named, unresolved = _resolve(network, hosts)
     looked = folders.examine(network.folders, placement.this_node())
     in_folders = {
         url: ("", "") if each.problem is None else (each.problem.what, each.problem.fix) for url, each in looked.items()
@@ -119,7 +119,9 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
             overheard=job,
         ) as pinger:
             pinger.run()
-            facts = pinger.inspect(os.environ, unresolved=unresolved, folders=in_folders, seen_in_folders=seen)
+            facts = pinger.inspect(
+                os.environ, peers=named, unresolved=unresolved, folders=in_folders, seen_in_folders=seen
+            )
     except InterfaceError as error:
         facts = inspection.collect_facts(
             network.port,
@@ -149,8 +151,8 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
     return findings, [peer_record(peer) for peer in pinger.pings.peers.values()]
 
 
-def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...], dict[str, str]]:
-    """Return the addresses that --check names, and the names in MINGLE_PEERS that do not resolve.
+def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...], list[str], dict[str, str]]:
+    """Return the addresses that --check names, all that are named, and the names in MINGLE_PEERS that do not resolve.
 
     Raises:
         ConfigurationError: a --check does not resolve, or to no address of the family, or names a shared folder.
@@ -182,7 +184,8 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...]
                 remedy=f"give an IPv{network.family} address of the host, or leave the family at auto.",
             )
         asked += [Peer(host, each.port) for host in with_a_route(suitable)]
-    return tuple(asked), {host: problem for host, problem in problems.items() if problem}
+    every = [address for addresses, _ in resolved.values() for address in addresses]
+    return tuple(asked), every, {host: problem for host, problem in problems.items() if problem}
 
 
 @click.command("ping", epilog="Example: mingle-discover ping $USER-resnet")
@@ -249,7 +252,8 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
         output.show(findings_table(findings), finding_lines(findings), header=shared.header)
     if not peers:
         cause, fix = why_unheard(findings)
-        output.say(f"mingle-discover ping: no host answered.\n  likely cause: {cause}\n  fix: {fix}.")
+        error = MingleError.explain("no host answered.", cause=cause, remedy=fix)
+        output.say(f"mingle-discover ping: {error}")
     if not peers or worst(findings) is CheckStatus.FAIL:
         fail()
 
@@ -267,10 +271,10 @@ def why_unheard(findings: list[Finding]) -> tuple[str, str]:
     # A ping about another job shows that this machine hears others, so no check's warning explains the silence.
     sure = [each for each in findings if each.status is CheckStatus.FAIL or each.name in ("job", "version")]
     for finding in (*sure, *(each for each in findings if each.explains_silence)):
-        return finding.observation, finding.remedy
+        return finding.observation, finding.fix
     return (
         "the command does not run on another host, or no multicast passes",
-        "start it on every host at the same time; without multicast name one with --peers",
+        "start it on every host at the same time; without multicast name one with --peers.",
     )
 
 
@@ -291,18 +295,26 @@ def finding_lines(findings: Iterable[Finding]) -> Lines:
     """Return the lines for a pipe; only a finding with a fix has the last cell."""
     return Lines(
         FINDING_COLUMNS,
-        [(each.status.name, each.name, each.observation, *([each.remedy] if each.remedy else [])) for each in findings],
+        [
+            (each.status.name, each.name, each.observation, *([each.fix_in_one_line] if each.remedy else []))
+            for each in findings
+        ],
     )
 
 
 def findings_table(findings: Iterable[Finding]) -> Table:
-    """Return the table for a terminal, with the fix below the observation."""
-    rows = [
-        (each.name, each.status.name, (each.observation, *([_FIX + each.remedy] if each.remedy else [])))
-        for each in findings
-    ]
+    """Return the table for a terminal, with the fix below the observation, and the commands below the table."""
+    rows: list[tuple[str, str, tuple[str, ...]]] = []
+    below: dict[str, list[str]] = {}
+    for each in findings:
+        words, *commands = each.remedy.split("\n")
+        if commands:
+            below[words] = commands
+            words = f"{words.removesuffix(':')}, as below"
+        rows.append((each.name, each.status.name, (each.observation, *([_FIX + words] if words else []))))
+    pasted = [line for words, commands in below.items() for line in ("", words, *(f"  {each}" for each in commands))]
     styles = {"STATUS": _STATUS_STYLES.__getitem__, _FINDING: lambda text: "cyan" if text.startswith(_FIX) else ""}
-    return Table(("CHECK", "STATUS", _FINDING), rows, prose=_FINDING, styles=styles)
+    return Table(("CHECK", "STATUS", _FINDING), rows, prose=_FINDING, styles=styles, below=pasted)
 
 
 def peer_record(peer: PingPeer) -> dict[str, Any]:

@@ -163,6 +163,7 @@ class Table:
         wide: whether to keep the columns that are empty on every row.
         groups: how many consecutive rows share their first cell, which a terminal shows once, for each group.
         styles: for a heading, the function from a line of a cell to its style in rich's notation.
+        below: lines that a terminal shows below the table as they are: a folded command can't be pasted.
     """
 
     def __init__(
@@ -174,9 +175,11 @@ class Table:
         wide: bool = False,
         groups: Sequence[int] = (),
         styles: Mapping[str, Callable[[str], str]] | None = None,
+        below: Sequence[str] = (),
     ) -> None:
         self.rows = list(rows)
         self.columns = columns
+        self.below = below
         self._prose = prose
         self._wide = wide
         self._groups = groups
@@ -268,6 +271,8 @@ def show(table: Table, lines: Lines | None = None, *, header: bool = False) -> N
     if is_terminal():
         if table.rows:
             console().print(table)
+        for each in table.below:
+            answer(each)
         return
     columns, rows = lines or Lines(table.columns, table.rows)
     if header:

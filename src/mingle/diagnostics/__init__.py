@@ -28,14 +28,25 @@ class Finding(Struct, frozen=True):
     status: CheckStatus
     observation: str
     remedy: str = ""
-    """A line to type, or a setting; empty if nothing is wrong."""
+    """What to do; empty if nothing is wrong. Each line after the first is a command to paste, and nothing else."""
     explains_silence: bool = False
     """Whether a warning can be the reason why no other host is heard; other warnings are only reported."""
     keeps_to_itself: bool = False
     """Whether all that this host hears comes from itself, so that what it hears explains nothing."""
 
     def __str__(self) -> str:
-        return f"{self.observation}; {self.remedy}" if self.remedy else self.observation
+        return f"{self.observation}; {self.fix_in_one_line}" if self.remedy else self.observation
+
+    @property
+    def fix(self) -> str:
+        """The remedy as an error shows it: no period stands behind a command."""
+        return self.remedy if "\n" in self.remedy else f"{self.remedy}."
+
+    @property
+    def fix_in_one_line(self) -> str:
+        """The remedy for a table, or a line of a log, with its commands as a shell takes them."""
+        words, *commands = self.remedy.split("\n")
+        return f"{words} {'; '.join(commands)}" if commands else words
 
 
 def worst(findings: Iterable[Finding]) -> CheckStatus:

@@ -13,7 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct, field
 
 from mingle.diagnostics import CheckStatus, Finding
-from mingle.diagnostics.firewall import Chain, Manager, Packet, allow_tcp, allow_udp, blocked
+from mingle.diagnostics.firewall import (
+    LOOK_AS_ROOT,
+    PROTOCOLS,
+    Block,
+    Chain,
+    Hook,
+    Manager,
+    Packet,
+    Protocol,
+    allow,
+    blocked,
+    opening,
+)
 from mingle.errors import counted
 
 PASS, WARN, FAIL = CheckStatus
@@ -23,8 +35,6 @@ STRICT = 1
 MEMBERSHIPS_NEEDED = 2
 """The groups that one IPv4 socket joins: the job's and the browse group."""
 _SHOWN = 6
-ANY_TCP_PORT = 40_000
-"""A port of the system's choice, as mingle's TCP ports are (ip(7), ip_local_port_range)."""
 
 
 class Holder(Struct, frozen=True):
@@ -62,6 +72,12 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The addresses of the interfaces in use, IPv4 first."""
     networks: Sequence[str] = ()
     """The subnets of these addresses, in the same order."""
+    address_names: Sequence[str] = ()
+    """The interfaces of these addresses, in the same order."""
+    peers: Sequence[str] = ()
+    """The addresses that the user has named."""
+    port_range: tuple[int, int] = (32768, 60999)
+    """From which the system chooses TCP ports (net.ipv4.ip_local_port_range; this is the kernel's default)."""
     unused: Sequence[str] = ()
     """Other interfaces that are up and have a routable address, not used because the user named another one."""
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -165,7 +181,7 @@ def _interfaces(facts: Facts) -> Iterator[Finding]:
             "interfaces",
             WARN,
             f"only loopback is used ({', '.join(facts.used)}): no other machine can be reached",
-            "bring a network interface up: ip link set dev NAME up; a job on one machine needs none",
+            "bring a network interface up (a job on one machine needs none):\nip link set dev NAME up",
             explains_silence=True,
         )
     else:
@@ -236,7 +252,7 @@ def _routes(facts: Facts) -> Iterator[Finding]:
             WARN if facts.unicasts_sent else FAIL,
             f"{counted(facts.send_errors['ENETUNREACH'], 'datagram')} could not be sent: Network is unreachable "
             "(ENETUNREACH)",
-            f"add a route: ip route add default dev {_first(facts.used_names, 'NAME')}",
+            f"add a route:\nip route add default dev {_first(facts.used_names, 'NAME')}",
             explains_silence=True,
         )
     elif facts.default_route is False and not facts.only_loopback and facts.interface_problem is None:
@@ -245,7 +261,7 @@ def _routes(facts: Facts) -> Iterator[Finding]:
             WARN,
             "there is no default route: hosts in other subnets are not reached, hosts in "
             f"{', '.join(facts.networks) or 'this one'} are",
-            "if the job has hosts in other subnets: ip route add default via ROUTER dev "
+            "if the job has hosts in other subnets:\nip route add default via ROUTER dev "
             f"{_first(facts.used_names, 'NAME')}",
         )
     elif facts.default_route:
@@ -302,7 +318,7 @@ def _memberships(facts: Facts) -> Iterator[Finding]:
             FAIL,
             f"the limit of multicast memberships is reached{limit}: mingle joins {MEMBERSHIPS_NEEDED} groups per socket"
             + (f"; {', '.join(refused)} could not be opened: ENOBUFS" if refused else ""),
-            "sysctl -w net.ipv4.igmp_max_memberships=20",
+            "raise the limit:\nsysctl -w net.ipv4.igmp_max_memberships=20",
         )
     elif facts.memberships is not None:
         yield Finding("memberships", PASS, f"up to {facts.memberships} multicast groups per socket")
@@ -310,27 +326,25 @@ def _memberships(facts: Facts) -> Iterator[Finding]:
 
 def _multicast(facts: Facts) -> Iterator[Finding]:
     if facts.send_errors.get("EPERM"):
-        packet = Packet("udp", facts.port, facts.group, _first(facts.used_names, ""))
-        block = blocked(facts.chains, packet, "output") if facts.group else None
+        block = next(filter(None, blocks(facts, "output", "udp")), None)
         yield Finding(
             "multicast",
             FAIL,
             f"this host's firewall refused to send {counted(facts.send_errors['EPERM'], 'datagram')} (EPERM)"
             + (f": {block}" if block else ""),
-            allow_udp(facts.port, manager=facts.manager, block=block, outgoing=True),
+            open_firewall(facts),
         )
     if facts.multicasts_on is None or facts.interface_problem is not None:
         return
     opened = [name for name in facts.used_names if not any(what.startswith(f"{name} ") for what in facts.failures)]
     if opened and not facts.multicasts_on and not facts.only_loopback:
-        packet = Packet("udp", facts.port, facts.group, opened[0])
-        block = blocked(facts.chains, packet) if facts.group else None
+        block = next(filter(None, blocks(facts, "input", "udp")), None)
         yield Finding(
             "multicast",
             FAIL,
             f"this host's firewall drops multicast to UDP port {facts.port}: not even our own datagrams came back"
             + (f"; {block}" if block else ""),
-            allow_udp(facts.port, manager=facts.manager, block=block),
+            open_firewall(facts),
         )
     elif not facts.send_errors.get("EPERM"):
         heard = ", ".join(sorted(facts.multicasts_on))
@@ -340,25 +354,97 @@ def _multicast(facts: Facts) -> Iterator[Finding]:
 def _tcp(facts: Facts) -> Iterator[Finding]:
     if facts.only_loopback:
         return
-    block = blocked(facts.chains, tcp_from_another_host(facts))
-    if block is not None:
+    found = blocks(facts, "input", "tcp")
+    if (block := found[0]) is not None and all(found):  # one network that lets it pass is enough for a job
         yield Finding(
             "tcp",
             WARN,
             f"this host's firewall drops TCP from other hosts: {block}; rank 0 could be heard and not be reached",
-            allow_tcp(facts.networks, manager=facts.manager, block=block),
+            open_firewall(facts),
         )
     elif facts.chains:
         yield Finding("tcp", PASS, "no rule of this host's firewall drops TCP to the ports of ranks")
 
 
-def tcp_from_another_host(facts: Facts) -> Packet:
-    """Return the first packet of a rank's connection from another address of the network in use."""
-    source = ""
-    if facts.networks:
-        nearby = itertools.islice(ipaddress.ip_network(facts.networks[0]).hosts(), len(facts.addresses) + 1)
-        source = next((str(each) for each in nearby if str(each) not in facts.addresses), "")
-    return Packet("tcp", ANY_TCP_PORT, "", _first(facts.used_names, ""), source)
+def open_firewall(facts: Facts) -> str:
+    """Return the remedy for a firewall of this host that drops what a job needs: all that it drops at once."""
+    hosts = job_hosts(facts)
+    needed = [each for end in _ends(facts) for each in _packets(facts, *end)]
+    # A multicast of IPv6 comes from a link-local address.
+    networks = [*hosts, *(["fe80::/10"] if any(":" in each for each in hosts) else [])]
+    port, manager = facts.port, facts.manager
+    lines = opening(facts.chains, needed, port=port, networks=networks, manager=manager)
+    if not facts.chains and manager != "nft":
+        outgoing = bool(facts.send_errors.get("EPERM"))
+        lines = [
+            line
+            for protocol in PROTOCOLS
+            for each in hosts
+            for line in allow(protocol, port, [each], manager=manager, block=None, outgoing=outgoing)
+        ]
+    what = f"UDP port {port} and TCP"
+    where = f"the hosts of {', '.join(hosts)}" if hosts else "the hosts of the job"
+    if lines:
+        return "\n".join([f"let this host and {where} reach each other:", *lines])
+    if facts.chains:
+        return (
+            f"allow {what} between this host and {where} in the chain that drops them: `nft list ruleset` shows the "
+            "chains, docs/security.md the rules"
+        )
+    return f"look for the rule as root, which prints the lines to paste ({what} must pass):\n{LOOK_AS_ROOT}"
+
+
+def job_hosts(facts: Facts) -> list[str]:
+    """Return the networks in which other hosts of a job can be, and the named hosts outside of them.
+
+    A network that the whole world can reach is one of them only if this host has no other one.
+    """
+    every = [network for network in map(ipaddress.ip_network, facts.networks) if network.num_addresses > 1]
+    networks = [each for each in every if not each.is_global] or every
+    apart = [
+        each
+        for each in (ipaddress.ip_address(peer.partition("%")[0]) for peer in facts.peers)
+        if not (each.is_link_local or each.is_loopback or str(each) in facts.addresses)
+        and not any(each in one for one in networks)
+    ]
+    return [str(each) for each in dict.fromkeys((*networks, *apart))]
+
+
+def _ends(facts: Facts) -> Iterator[tuple[str, str, str]]:
+    """Yield an interface, its address, and the address of another host, for each of the job's hosts or networks."""
+    hosts = job_hosts(facts)
+    if not hosts:
+        yield _first(facts.used_names, ""), "", ""
+    for each in hosts:
+        place = facts.networks.index(each) if each in facts.networks else None
+        name = facts.address_names[place] if place is not None and facts.address_names else ""
+        alike = [address for address in facts.addresses if (":" in address) == (":" in each)]
+        own = facts.addresses[place] if place is not None and facts.addresses else _first(alike, "")
+        nearby = itertools.islice(ipaddress.ip_network(each).hosts(), len(facts.addresses) + 1)
+        other = next((str(address) for address in nearby if str(address) not in facts.addresses), "")
+        yield name or _first(facts.used_names, ""), own, other
+
+
+def _packets(facts: Facts, interface: str, own: str, other: str) -> Iterator[tuple[Hook, Packet]]:
+    """Yield what a job sends between this host and another one, multicast first."""
+    group = "ff12::1" if ":" in other else facts.group
+    ways: tuple[tuple[Hook, str, str], ...] = (("input", own, other), ("output", other, own))
+    for hook, destination, source in ways:
+        if group:
+            multicaster = "fe80::1" if ":" in other and hook == "input" else source
+            yield hook, Packet("udp", facts.port, group, interface, multicaster)
+        yield hook, Packet("udp", facts.port, destination, interface, source)
+        for port in facts.port_range:
+            yield hook, Packet("tcp", port, destination, interface, source)
+
+
+def blocks(facts: Facts, hook: Hook, protocol: Protocol) -> list[Block | None]:
+    """Return what drops the packets of one protocol, for each of the job's hosts or networks; None: nothing does."""
+    found: list[Block | None] = []
+    for end in _ends(facts):
+        packets = [packet for at, packet in _packets(facts, *end) if (at, packet.protocol) == (hook, protocol)]
+        found.append(next((block for packet in packets if (block := blocked(facts.chains, packet, hook))), None))
+    return found
 
 
 def _reverse_path(facts: Facts) -> Iterator[Finding]:
@@ -369,9 +455,9 @@ def _reverse_path(facts: Facts) -> Iterator[Finding]:
             FAIL,
             f"the reverse path filter of {', '.join(strict)} has dropped {counted(facts.rp_drops, 'packet')} just now: "
             "the senders' subnet is not routed by the interface on which they came",
+            "add a route to that subnet (`ip route add SUBNET dev NAME`), or make the filter loose:"
             # sysctl(8) takes a dot for a slash, so the dot of a VLAN's name, as in eth0.100, is typed as one.
-            "; ".join(f"sysctl -w net.ipv4.conf.{name.replace('.', '/')}.rp_filter=2" for name in strict)
-            + "; or add a route to that subnet: ip route add SUBNET dev NAME",
+            + "".join(f"\nsysctl -w net.ipv4.conf.{name.replace('.', '/')}.rp_filter=2" for name in strict),
         )
     elif facts.rp_filter:
         words = "strict" if strict else "loose or off"
@@ -413,7 +499,7 @@ def _hostname(facts: Facts) -> Iterator[Finding]:
             "hostname",
             WARN,
             f"this host's own name {facts.hostname!r} does not resolve: {facts.hostname_problem}",
-            f"add it to /etc/hosts: echo '{_first(facts.addresses, 'ADDRESS')} {facts.hostname}' >> /etc/hosts",
+            f"add it to /etc/hosts:\necho '{_first(facts.addresses, 'ADDRESS')} {facts.hostname}' >> /etc/hosts",
         )
     loops = [address for address in facts.hostname_addresses if address.startswith("127.") or address == "::1"]
     if loops and not facts.only_loopback:
@@ -438,7 +524,7 @@ def _environment(facts: Facts) -> Iterator[Finding]:
             WARN,
             f"the environment has {facts.master} already: mingle replaces it with rank 0's real address, a program "
             "that does not use mingle connects there",
-            "unset MASTER_ADDR MASTER_PORT",
+            "remove it from the environment:\nunset MASTER_ADDR MASTER_PORT",
         )
     if not facts.environment_problems and not facts.master:
         yield Finding("environment", PASS, "nothing in the environment contradicts itself")

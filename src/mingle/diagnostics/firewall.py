@@ -1,4 +1,4 @@
-"""Find the rule of this host's firewall that drops a packet, and the command that lets the packet through.
+"""Find the rule of this host's firewall that drops a packet, and the lines to paste that let the packet through.
 
 It reads the listing of ``nft list ruleset`` (nft(8)), which also shows the rules of a current iptables. It does not
 evaluate everything: a rule that it can't read is never named, and where such a rule may let the packet pass, nothing
@@ -11,14 +11,25 @@ import fnmatch
 import ipaddress
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 Manager = Literal["nft", "ufw", "firewalld", "iptables"]
-Verdict = Literal["accept", "drop", "reject"]
+Hook = Literal["input", "output"]
+Protocol = Literal["udp", "tcp"]
+PROTOCOLS: tuple[Protocol, ...] = ("udp", "tcp")
 
+LOOK_AS_ROOT = 'sudo "$(command -v mingle-discover)" doctor'
+"""The command that finds the rule on a machine whose rules were not read."""
+_TABLES: dict[Manager, frozenset[str]] = {
+    "nft": frozenset(),
+    "ufw": frozenset({"ip filter", "ip6 filter"}),
+    "iptables": frozenset({"ip filter", "ip6 filter"}),
+    "firewalld": frozenset({"ip filter", "ip6 filter", "inet firewalld"}),
+}
+"""The tables whose rules each program keeps."""
 _CHAIN = re.compile(r"chain (\S+) \{")
 _TABLE = re.compile(r"table (\S+) (\S+) \{")
 _HOOK = re.compile(r"type filter hook (\S+) priority")
@@ -42,6 +53,7 @@ _MATCHES: dict[str, re.Pattern[str]] = {
     "interface": re.compile(r"(?:meta )?(?:iifname|iif|oifname|oif) (\{[^}]*\}|\S+)"),
     "state": re.compile(r"ct state (\S+)"),
     "syn": re.compile(r"tcp flags (?:& \([^)]*\) == syn|syn(?: / \S+)?)(?= |$)"),
+    "no syn": re.compile(r"tcp flags (?:& \([^)]*\) != syn|!= syn(?: / \S+)?|! syn|& syn (?:== 0x0|!= syn))(?= |$)"),
     "type": re.compile(r"fib daddr type (\S+)"),
     "dice": re.compile(r"numgen random mod \d+ < \d+"),
 }
@@ -50,7 +62,7 @@ _MATCHES: dict[str, re.Pattern[str]] = {
 class Packet(Struct, frozen=True):
     """The parts of a packet that rules match."""
 
-    protocol: Literal["udp", "tcp"]
+    protocol: Protocol
     port: int
     """The destination port."""
     destination: str = ""
@@ -58,6 +70,8 @@ class Packet(Struct, frozen=True):
     interface: str = ""
     source: str = ""
     """The source address; empty if it is not known, and then no rule for certain sources matches."""
+    first: bool = True
+    """Whether it opens a connection; else it belongs to one that is open."""
 
     @property
     def ipv6(self) -> bool:
@@ -87,7 +101,7 @@ class Rule:
         """Whether the conditions are all that there is."""
 
     def matches(self, packet: Packet) -> bool | None:
-        """Return whether it matches the first packet of a connection; None: it has parts that are not read here."""
+        """Return whether it matches a packet; None: it has parts that are not read here."""
         if not self.words:
             self._read()
         for met in self._conditions:
@@ -102,10 +116,11 @@ class Rule:
             return
         if "vmap" in rest:
             return
-        unread = bool(_UNREAD.search(rest))
+        unread = bool(_UNREAD.search(_MATCHES["no syn"].sub("", rest)))
         for name, pattern in _MATCHES.items():
             if found := list(pattern.finditer(rest)):
-                self._conditions += [_condition(name, each) for each in found if not _UNREAD.search(each[0])]
+                readable = found if name == "no syn" else [each for each in found if not _UNREAD.search(each[0])]
+                self._conditions += [_condition(name, each) for each in readable]
                 rest = pattern.sub("", rest)
         self._whole = not (unread or _JUMP.sub("", _VERDICT.sub("", rest)).split())
 
@@ -160,7 +175,7 @@ def parse(listing: str) -> list[Chain]:
     return chains
 
 
-def blocked(chains: Sequence[Chain], packet: Packet, hook: str = "input") -> Block | None:
+def blocked(chains: Sequence[Chain], packet: Packet, hook: Hook = "input") -> Block | None:
     """Return what drops a packet at a hook, or None. Each base chain can drop what the others accept."""
     by_name = {(chain.family, chain.table, chain.name): chain for chain in chains}
     for chain in chains:
@@ -232,13 +247,14 @@ def _condition(name: str, found: re.Match[str]) -> Condition:
         patterns = [each.strip('"') for each in _elements(found[1])]
         return lambda packet: any(fnmatch.fnmatchcase(packet.interface, each) for each in patterns)
     if name == "state":
-        new = "new" in found[1].split(",")
-        return lambda _packet: new
+        states = found[1].split(",")
+        return lambda packet: ("new" if packet.first else "established") in states
     if name in ("type", "packet"):
         kind, unicast = found[1], "local" if name == "type" else "host"
         return lambda packet: kind == ("multicast" if packet.multicast else unicast)
-    if name == "syn":
-        return lambda packet: packet.protocol == "tcp"
+    if name in ("syn", "no syn"):
+        opens = name == "syn"
+        return lambda packet: packet.protocol == "tcp" and packet.first is opens
     return lambda _packet: True  # numgen: it matches some packets
 
 
@@ -265,57 +281,89 @@ def _within(address: str, text: str) -> bool:
         return False
 
 
-def allow_udp(port: int, *, manager: Manager = "nft", block: Block | None = None, outgoing: bool = False) -> str:
-    """Return the command that allows the UDP port of the discovery.
+def opening(
+    chains: Sequence[Chain],
+    needed: Iterable[tuple[Hook, Packet]],
+    *,
+    port: int,
+    networks: Sequence[str],
+    manager: Manager,
+) -> list[str]:
+    """Return the lines that let all of these packets pass; none if no rule that can be read drops one.
+
+    An accept in one base chain does not override a drop in another one, so each chain that drops has a line of its own.
 
     Args:
-        port: the port.
+        chains: of this host.
+        needed: the packets, each with the hook where it comes.
+        port: the UDP port of the discovery.
+        networks: of the hosts of the job.
         manager: the program that keeps the rules.
-        block: what drops the datagrams, if it is known.
+    """
+    opened = [structs.replace(chain, rules=list(chain.rules)) for chain in chains]
+    lines = list[str]()
+    for hook, packet in needed:
+        allowed = [each for each in networks if (":" in each) == packet.ipv6]
+        while allowed and (block := blocked(opened, packet, hook)) is not None:
+            outgoing = hook == "output"
+            more = allow(packet.protocol, port, allowed, manager=manager, block=block, outgoing=outgoing)
+            if set(more) <= set(lines):
+                break  # these lines do not let it pass
+            lines += [line for line in more if line not in lines]
+            block.chain.rules.insert(0, Rule(_accept(packet.protocol, port, allowed, outgoing=outgoing)))
+    return lines
+
+
+def allow(
+    protocol: Protocol,
+    port: int,
+    networks: Sequence[str],
+    *,
+    manager: Manager,
+    block: Block | None,
+    outgoing: bool = False,
+) -> list[str]:
+    """Return the lines that let the discovery (UDP), or TCP on all ports, since the system chooses them, pass.
+
+    Args:
+        protocol: what is to pass.
+        port: of the discovery.
+        networks: of the hosts of the job, all of one family.
+        manager: the program that keeps the rules.
+        block: what drops the packets; None: the rules were not read, but their manager is known.
         outgoing: whether they are dropped when they are sent.
     """
-    hook, out = ("output", "out ") if outgoing else ("input", "")
-    chain = _place(block, hook)
-    # firewalld has ports for what comes in alone.
-    rule = f"--direct --add-rule ipv4 filter OUTPUT 0 -p udp --dport {port} -j ACCEPT"
-    firewalld = rule if outgoing else f"--add-port={port}/udp"
-    return {
-        "ufw": f"ufw allow {out}{port}/udp",
-        "firewalld": f"firewall-cmd --permanent {firewalld} && firewall-cmd --reload",
-        "iptables": f"iptables -I {hook.upper()} -p udp --dport {port} -j ACCEPT",
-        "nft": f"nft insert rule {chain} udp dport {port} accept",
-    }[manager]
+    table = "" if block is None else f"{block.chain.family} {block.chain.table}"
+    if (
+        block is not None and table not in _TABLES[manager]
+    ):  # what the manager accepts, another program's chain drops all the same
+        rule = _accept(protocol, port, networks, outgoing=outgoing)
+        return [f"nft insert rule {table} {block.chain.name} {rule}"]
+    if manager == "firewalld" and not outgoing:  # a port of a zone is open to every host
+        lines = [f"firewall-cmd --permanent --zone=trusted --add-source={each}" for each in networks]
+        return [*lines, "firewall-cmd --reload"]
+    way, hook, flag = ("out ", "OUTPUT", "-d") if outgoing else ("", "INPUT", "-s")
+    if manager == "ufw":
+        to_port = f" to any port {port}" if protocol == "udp" else ""
+        if protocol == "udp" and outgoing:
+            return [f"ufw allow out proto udp{to_port}"]
+        preposition = "to" if outgoing else "from"
+        return [f"ufw allow {way}proto {protocol} {preposition} {each}{to_port}" for each in networks]
+    to_port = f" --dport {port}" if protocol == "udp" else ""
+    ends = [""] if protocol == "udp" and outgoing else [f" {flag} {each}" for each in networks]
+    ipv6 = ":" in networks[0]
+    if manager == "firewalld":
+        tool = f"firewall-cmd --permanent --direct --add-rule {'ipv6' if ipv6 else 'ipv4'} filter {hook} 0"
+    else:
+        tool = f"{'ip6tables' if ipv6 else 'iptables'} -I {hook}"
+    reload = ["firewall-cmd --reload"] if manager == "firewalld" else []
+    return [*(f"{tool} -p {protocol}{each}{to_port} -j ACCEPT" for each in ends), *reload]
 
 
-def allow_tcp(
-    networks: Sequence[str], *, manager: Manager = "nft", block: Block | None = None, outgoing: bool = False
-) -> str:
-    """Return the command that allows TCP from the hosts of a job, on all ports: the system chooses them.
-
-    Args:
-        networks: of the hosts; the first one is allowed.
-        manager: the program that keeps the rules.
-        block: what drops the packets, if it is known.
-        outgoing: whether TCP to these hosts is to be allowed.
-    """
-    chain = _place(block, "output" if outgoing else "input")
-    network = networks[0] if networks else "SUBNET-OF-THE-JOB"
-    family = "ip6" if ":" in network else "ip"
-    if outgoing:
-        version = "ipv6" if family == "ip6" else "ipv4"
-        return {
-            "ufw": f"ufw allow out proto tcp to {network}",
-            "firewalld": f"firewall-cmd --direct --add-rule {version} filter OUTPUT 0 -p tcp -d {network} -j ACCEPT",
-            "iptables": f"iptables -I OUTPUT -p tcp -d {network} -j ACCEPT",
-            "nft": f"nft insert rule {chain} {family} daddr {network} meta l4proto tcp accept",
-        }[manager]
-    return {
-        "ufw": f"ufw allow proto tcp from {network}",
-        "firewalld": f"firewall-cmd --permanent --zone=trusted --add-source={network} && firewall-cmd --reload",
-        "iptables": f"iptables -I INPUT -p tcp -s {network} -j ACCEPT",
-        "nft": f"nft insert rule {chain} {family} saddr {network} meta l4proto tcp accept",
-    }[manager]
-
-
-def _place(block: Block | None, hook: str) -> str:
-    return f"inet filter {hook}" if block is None else f"{block.chain.family} {block.chain.table} {block.chain.name}"
+def _accept(protocol: str, port: int, networks: Sequence[str], *, outgoing: bool) -> str:
+    """Return the rule of nft(8). Datagrams that are sent go to multicast groups as well, so only their port counts."""
+    what = f"udp dport {port}" if protocol == "udp" else "meta l4proto tcp"
+    if protocol == "udp" and outgoing:
+        return f"{what} accept"
+    hosts = networks[0] if len(networks) == 1 else f"{{ {', '.join(networks)} }}"
+    return f"{'ip6' if ':' in hosts else 'ip'} {'daddr' if outgoing else 'saddr'} {hosts} {what} accept"

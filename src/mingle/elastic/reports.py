@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import ConnectivityError, DiscoveryTimeoutError, MingleError
-from mingle.protocol import reports
+from mingle.protocol import mesh_report, reports
 from mingle.protocol.machine import Identity
 from mingle.protocol.member import LEFT_OUT_SECONDS
 from mingle.protocol.observations import Diagnostics, NetworkFacts
@@ -112,7 +112,8 @@ def left_out(identity: Identity, refusal: Refused) -> str:
     """Return the warning of an agent that gets no seat, since it and a member can't reach each other."""
     return (
         f"job {identity.job!r}: this node gets no place: {refusal.detail}. Likely cause: {refusal.cause}. "
-        f"Fix: {refusal.remedy} It asks again every {LEFT_OUT_SECONDS:.0f} s, and the job goes on without it"
+        f"Fix: {refusal.remedy.removesuffix('.')}. It asks again every {LEFT_OUT_SECONDS:.0f} s, and the job goes on "
+        "without it"
     )
 
 
@@ -121,7 +122,7 @@ def stayed_left_out(identity: Identity, refusal: Refused, seconds: float) -> Min
     return ConnectivityError.explain(
         f"job {identity.job!r}: this node got no place within {seconds:g} s: {refusal.detail}.",
         cause=refusal.cause,
-        remedy=refusal.remedy,
+        remedy=mesh_report.to_paste(refusal.remedy),
     )
 
 

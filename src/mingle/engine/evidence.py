@@ -82,6 +82,7 @@ class Evidence:
             "relay_failure": self._udp.relay.failure,
             "send_errors": dict(transport.send_errors) if transport else {},
             "unicasts_sent": transport.unicasts_sent if transport else 0,
+            "peers": self._udp.peers.addresses,
             "unresolved": self._udp.peers.failures,
             "folders": {folder: (each.what, each.fix) for folder, each in self._folders.problems.items()},
             "rp_drops_before": self._rp_drops,

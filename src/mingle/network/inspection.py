@@ -77,8 +77,10 @@ def collect_facts(
         interface_problem=None if interface_problem is None else _problem(interface_problem),
         used=[str(each) for each in used],
         used_names=names,
-        addresses=[str(address.ip) for address in routable],
-        networks=[str(address.network) for address in routable],
+        addresses=[str(address.ip) for _, address in routable],
+        networks=[str(address.network) for _, address in routable],
+        address_names=[name for name, _ in routable],
+        port_range=port_range(),
         unused=[str(each) for each in found if _could_be_meant(each, names)],
         only_loopback=bool(used) and all(each.loopback for each in used),
         holders=() if brief else holders(port),
@@ -97,14 +99,21 @@ def collect_facts(
     )
 
 
-def _routable(used: Iterable[Interface]) -> list[IPv4Interface | IPv6Interface]:
-    every = [address for each in used for address in each.addresses if not address.is_link_local]
-    return sorted(every, key=lambda address: address.version)
+def _routable(used: Iterable[Interface]) -> list[tuple[str, IPv4Interface | IPv6Interface]]:
+    """Return the addresses that are not link-local, each with the name of its interface, IPv4 first."""
+    every = [(each.name, address) for each in used for address in each.addresses if not address.is_link_local]
+    return sorted(every, key=lambda each: each[1].version)
 
 
 def _could_be_meant(interface: Interface, used: Sequence[str]) -> bool:
     routable = any(not address.is_link_local for address in interface.addresses)
     return interface.name not in used and interface.up and routable and interface.kind < Kind.VIRTUAL
+
+
+def port_range() -> tuple[int, int]:
+    """Return the first and the last TCP port that the system chooses (ip(7)); its default where that can't be read."""
+    words = _read(_PROC / "sys/net/ipv4/ip_local_port_range").split()
+    return (int(words[0]), int(words[1])) if len(words) == 2 else Facts(port=0).port_range
 
 
 def membership_limit() -> int | None:
@@ -198,9 +207,13 @@ def blocked_connection(interface: str, own: tuple[str, int], peers: Iterable[tup
     """
     chains = firewall_chains()
     for address, port in peers:
-        incoming = Packet("tcp", own[1], own[0], interface, address)
-        outgoing = Packet("tcp", port, address, interface, own[0])
-        for packet, hook in ((incoming, "input"), (outgoing, "output")):
+        packets: list[tuple[firewall.Hook, Packet]] = [
+            ("input", Packet("tcp", own[1], own[0], interface, address)),
+            ("output", Packet("tcp", port, address, interface, own[0])),
+        ]
+        # A firewall that lets a connection be opened can drop what follows.
+        packets += [(hook, structs.replace(packet, first=False)) for hook, packet in packets]
+        for hook, packet in packets:
             block = firewall.blocked(chains, packet, hook)
             chain = "" if block is None else f"{block.chain.family} {block.chain.table} {block.chain.name}"
             is_certain = block is not None and "numgen" not in block.rule

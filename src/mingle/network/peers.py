@@ -86,6 +86,11 @@ class Peers:
         with self._lock:
             return dict(self._failures)
 
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the peers that were found, in canonical form."""
+        return sorted(self._hosts)
+
     def take(self) -> list[tuple[str, int]]:
         """Return the addresses found since the last call, for a caller with a schedule of its own."""
         with self._lock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from mingle.diagnostics import CheckStatus, Finding
-from mingle.diagnostics.diagnosis import FAIL, PASS, WARN, Facts, tcp_from_another_host
-from mingle.diagnostics.firewall import Packet, allow_tcp, allow_udp, blocked
+from mingle.diagnostics.diagnosis import FAIL, PASS, WARN, Facts, open_firewall
+from mingle.diagnostics.firewall import LOOK_AS_ROOT
 from mingle.observe.ping import Figures, PingMachine, PingPeer
 
 ENOUGH = 2
@@ -58,10 +58,6 @@ class _Judge:
     def __init__(self, facts: Facts, named: Collection[str]) -> None:
         self._facts = facts
         self._named = named
-        interface = facts.used_names[0] if facts.used_names else ""
-        udp = Packet("udp", facts.port, facts.group, interface)
-        self._udp_block = blocked(facts.chains, udp) if facts.group else None
-        self._tcp_block = blocked(facts.chains, tcp_from_another_host(facts))
 
     def peer(self, peer: PingPeer) -> list[Finding]:
         """Return the faults of the paths to and from a peer, else one PASS; nothing before the first figures."""
@@ -107,7 +103,7 @@ class _Judge:
                 FAIL,
                 f"multicast from {peer} does not arrive here, though ours arrives there{why}: this host's firewall "
                 "drops it",
-                allow_udp(self._facts.port, manager=self._facts.manager, block=self._udp_block),
+                open_firewall(self._facts),
             )
         if _is_lost(unicast) and multicast.received:
             yield (
@@ -122,13 +118,13 @@ class _Judge:
                 FAIL,
                 f"TCP from {self._facts.hostname} to {peer} is filtered{f' ({tcp.reason})' if tcp.reason else ''}, "
                 "though UDP passes",
-                f"on {host}: {allow_tcp(self._facts.networks, manager=self._facts.manager)}",
+                _look_there(host),
             )
         elif tcp.received and _pings(peer) and not tcp.arrived:
             yield (
                 FAIL,
                 f"TCP from {peer} to {self._facts.hostname} does not arrive; the other direction passes",
-                allow_tcp(self._facts.networks, manager=self._facts.manager, block=self._tcp_block),
+                open_firewall(self._facts),
             )
         for way, figures in peer.figures.items():
             if figures.received and figures.loss > LOSS_WARNED:
@@ -142,9 +138,8 @@ class _Judge:
     def _multicast_lost(self, peer: PingPeer, multicast: Figures, link: Figures, unicast: Figures) -> tuple[str, str]:
         """Return the observation and the fix."""
         host = peer.hostname or peer.address
-        allow = f"on {host}: {allow_udp(self._facts.port, manager=self._facts.manager)}"
         peers = (
-            f"or use unicast: MINGLE_PEERS={peer.address},... with all hosts of the job, on every host (compose: the "
+            f"use unicast: MINGLE_PEERS={peer.address},... with all hosts of the job, on every host (compose: the "
             "service's name; Kubernetes: the headless Service's)"
         )
         if link.received:
@@ -153,7 +148,7 @@ class _Judge:
                 f"multicast to {peer} is lost on 239.x and passes on 224.0.0.x{fine}: a switch or bridge between "
                 "filters multicast (IGMP snooping that does not learn the members, or unknown multicast not flooded)",
                 "enable an IGMP querier on the switch or switch snooping off (Linux bridge: ip link set dev BRIDGE "
-                f"type bridge mcast_snooping 0); {peers}",
+                f"type bridge mcast_snooping 0); or {peers}",
             )
         if unicast.received:
             where = (
@@ -161,10 +156,10 @@ class _Judge:
                 if multicast.arrived
                 else "the network between carries none, or a firewall drops it"
             )
-            return f"multicast to {peer} is lost, unicast fine: {where}", f"{allow}; {peers}"
+            return f"multicast to {peer} is lost, unicast fine: {where}", f"{peers}; or {_look_there(host)}"
         return (
             f"multicast and unicast UDP to {peer} are lost: the firewall of {host} drops UDP port {self._facts.port}",
-            allow,
+            _look_there(host),
         )
 
     def silent(self, address: str, port: int, *, closed: bool) -> Finding:
@@ -182,8 +177,13 @@ class _Judge:
             FAIL,
             f"{address} did not answer on UDP port {port}: no `mingle-discover ping` (or `doctor --serve`) runs there, "
             "or a firewall or a missing route keeps them apart",
-            f"start it on {address} while this runs; there: {allow_udp(port, manager=self._facts.manager)}",
+            f"start it on {address} while this runs; then {_look_there('that host')}",
         )
+
+
+def _look_there(host: str) -> str:
+    """Return the remedy for a firewall on another host, whose chains only that host knows."""
+    return f"find the rule, and the lines that open it, on {host}:\n{LOOK_AS_ROOT}"
 
 
 def _pings(peer: PingPeer) -> bool:

@@ -465,7 +465,7 @@ class Host:
         cause, remedy = mesh_report.cause_of(proof)
         if isinstance(self.state, Forming):
             error = mesh_report.error(self.identity.job, heading, lines, cause, remedy)
-            self._end(heading, conflict=True, failure=error, unconnected=tuple(lines))
+            self._end(heading, conflict=True, failure=error, unconnected=tuple(lines), why=(cause, remedy))
 
     def give_way(self, left_out: LeftOut) -> None:
         """Close, since this host can't reach nodes that can form the job without it."""
@@ -609,6 +609,7 @@ class Host:
         offer: Offer | None = None,
         failure: MingleError | None = None,
         unconnected: tuple[str, ...] = (),
+        why: reports.Cause = ("", ""),
     ) -> None:
         formation = self.outcome
         event = "the session is closed" if failure is None else "the job has failed"
@@ -621,8 +622,8 @@ class Host:
             regather=regather,
             offer=offer,
             unconnected=unconnected,
-            cause=(failure.cause or "") if unconnected and failure is not None else "",
-            remedy=(failure.remedy or "") if unconnected and failure is not None else "",
+            cause=why[0],
+            remedy=why[1],
         )
         self._proving.stop()
         status = self.registrar.status() if formation is None else None

@@ -5,6 +5,7 @@ It names the pattern and not each of the pairs: one node that nobody reaches is 
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,6 +19,14 @@ from mingle.wire.frames import MAX_TEXT_CHARACTERS, Failure, ProcessInfo, Refuse
 
 PAIR_LINES = 5
 """The most lines about pairs in an error."""
+# Of a firewall that rejects, ICMP says that there is no route; one that drops what follows a SYN leaves silence.
+_BY_A_RULE: Mapping[Unreached, bool] = {
+    "no answer": False,
+    "silent": False,
+    "refused": True,
+    "no route": True,
+}
+"""How a connection fails if a firewall's rule blocks it, and whether that rule rejects."""
 _NAMED = 4
 """The most nodes that one line names."""
 
@@ -189,15 +198,17 @@ class _Text:
         kinds = [failure.how for failure in self.pairs.values()]
         kind = max(dict.fromkeys(kinds), key=kinds.count)
         pairs = [pair for pair, failure in self.pairs.items() if failure.how == kind]
-        # Of a firewall that rejects, ICMP says that there is no route.
-        if kind in ("refused", "no answer", "no route") and (found := self._found(pairs, rejects=kind != "no answer")):
-            return found
+        # What a machine has found is known, and the rest is guessed, whichever pair stands for most.
+        for how, rejects in _BY_A_RULE.items():
+            if found := self._found((pair for pair, one in self.pairs.items() if one.how == how), rejects=rejects):
+                return found
         one, other = pairs[0]
         dialing, dialed = self.nodes[one], self.nodes[other]
         here, there = self.short(one), self.short(other)
         allow = (
-            f"on {there}: `{firewall.allow_tcp([self.proof.subnet])}` (torch needs all TCP ports); "
-            f"`mingle-discover ping` on {here} and {there} shows whether it helps."
+            f"let all TCP ports pass between {here} and {there}, as torch needs them; `mingle-discover ping` on both "
+            f"shows whether it helps. As root this names the rule on {there}, if it is there: "
+            f"`{firewall.LOOK_AS_ROOT}`"
         )
         match kind:
             case "refused":
@@ -249,18 +260,23 @@ class _Text:
                 what = f"rule `{blocked.rule}`" if blocked.rule else "the policy"
                 direction = "to" if blocked.outgoing else "from"
                 family, table, name = blocked.chain.split()
-                fix = firewall.allow_tcp(
-                    [self.proof.subnet],
-                    manager=blocked.manager,
-                    block=firewall.Block(firewall.Chain(family, table, name), blocked.rule),
-                    outgoing=blocked.outgoing,
+                block = firewall.Block(firewall.Chain(family, table, name), blocked.rule)
+                networks = self._networks(blocked.address)
+                fix = firewall.allow(
+                    "tcp", 0, networks, manager=blocked.manager, block=block, outgoing=blocked.outgoing
                 )
                 return (
                     f"as {where} finds in its own firewall, {what} of chain {blocked.chain} blocks TCP connections "
                     f"{direction} {blocked.address}",
-                    f"on {where}: `{fix}` (torch needs all TCP ports).",
+                    f"on {where} (torch needs all TCP ports): `{'; '.join(fix)}`",
                 )
         return None
+
+    def _networks(self, address: str) -> list[str]:
+        """Return the network of the job, and a node that is outside of it, as behind a router."""
+        network = ipaddress.ip_network(self.proof.subnet)
+        inside = ipaddress.ip_address(address.partition("%")[0]) in network
+        return [self.proof.subnet] if inside else [self.proof.subnet, address]
 
 
 def describe(proof: Proof) -> tuple[str, list[str]]:
@@ -283,7 +299,14 @@ def cause_of(proof: Proof) -> tuple[str, str]:
 def error(job: str, heading: str, lines: Sequence[str], cause: str, remedy: str) -> ConnectivityError:
     """Return the error that every rank raises."""
     observation = "\n".join([f"job {job!r}: {heading}:", *(f"  {line}" for line in lines)])
-    return ConnectivityError.explain(observation, cause=cause, remedy=remedy)
+    return ConnectivityError.explain(observation, cause=cause, remedy=to_paste(remedy))
+
+
+def to_paste(remedy: str) -> str:
+    """Return a remedy with the commands at its end on lines of their own, which a frame has no room for."""
+    words, quote, commands = remedy.removesuffix("`").rpartition(": `")
+    is_last = quote and remedy.endswith("`") and "`" not in commands
+    return "\n".join([f"{words}:", *commands.split("; ")]) if is_last else remedy
 
 
 def warning(proof: Proof) -> str:

@@ -212,7 +212,7 @@ def unreached(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
 def failing(facts: NetworkFacts) -> Cause | None:
     """Return the check of this machine that has failed, if any."""
     found = (finding for finding in facts.findings if finding.status is CheckStatus.FAIL)
-    return next(((finding.observation, f"{finding.remedy}.") for finding in found), None)
+    return next(((finding.observation, finding.fix) for finding in found), None)
 
 
 def _kept_to_itself(facts: NetworkFacts) -> Cause | None:
@@ -226,7 +226,7 @@ def suspect(facts: NetworkFacts, diagnostics: Diagnostics) -> Cause | None:
     if not diagnostics.empty or versions(facts):
         return None
     found = (finding for finding in facts.findings if finding.explains_silence)
-    return next(((finding.observation, f"{finding.remedy}.") for finding in found), None)
+    return next(((finding.observation, finding.fix) for finding in found), None)
 
 
 def versions(facts: NetworkFacts) -> list[str]:

@@ -73,6 +73,23 @@ def test_findings_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "PASS\tport\tfree\nFAIL\ttcp\tfiltered\\x1b[2J\tnft [bold] insert\n"
 
 
+def test_commands_stand_below_the_table_and_are_never_folded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "nft insert rule inet filter input ip saddr 10.0.0.0/24 udp dport 29499 accept"
+    remedy = f"let this host and the hosts of 10.0.0.0/24 reach each other:\n{command}"
+    found = [Finding("multicast", CheckStatus.FAIL, "dropped", remedy), Finding("tcp", CheckStatus.WARN, "too", remedy)]
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(output, "console", lambda: Console(width=50))
+    output.show(checks.findings_table(found), checks.finding_lines(found))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == ["", remedy.partition("\n")[0], f"  {command}"]
+    assert sum("nft" in line for line in lines) == 1
+    monkeypatch.undo()
+    output.show(checks.findings_table(found), checks.finding_lines(found))
+    assert capsys.readouterr().out.count(f"reach each other: {command}\n") == 2
+
+
 # --- doctor ---
 
 
@@ -191,7 +208,7 @@ def test_a_check_of_a_shared_folder_is_wrong_usage(folder: str) -> None:
 def test_a_check_asks_no_address_to_which_no_route_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "has_route", lambda address: ":" not in address)
     monkeypatch.setattr(inspection, "resolve_all", lambda names: dict.fromkeys(names, (["fd00::5", "10.0.0.5"], "")))
-    assert checks._resolve(Network(), ("node-5",)) == ((Peer("10.0.0.5"),), {})
+    assert checks._resolve(Network(), ("node-5",)) == ((Peer("10.0.0.5"),), ["fd00::5", "10.0.0.5"], {})
 
 
 def test_names_are_looked_up_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +224,7 @@ def test_names_are_looked_up_side_by_side(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     assert checks._resolve(Network(peers=tuple(map(Peer, names))), ()) == (
         (),
+        [],
         {name: f"no answer for {name}" for name in names},
     )
 

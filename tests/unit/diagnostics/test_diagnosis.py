@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from mingle.diagnostics import CheckStatus, Finding, worst
-from mingle.diagnostics.diagnosis import Facts, Holder, examine, tcp_from_another_host, troubles
-from mingle.diagnostics.firewall import parse
+from mingle.diagnostics.diagnosis import Facts, Holder, examine, job_hosts, open_firewall, troubles
+from mingle.diagnostics.firewall import LOOK_AS_ROOT, parse
 
 HEALTHY = Facts(
     port=29499,
@@ -28,6 +28,7 @@ ALLOWS_NEIGHBORS = parse(
     "table inet f {\nchain i {\ntype filter hook input priority filter; policy drop;\n"
     "meta l4proto udp accept\nip saddr 10.0.0.0/24 accept\n}\n}\n"
 )
+SENDS_NOTHING = parse("table inet f {\nchain o {\ntype filter hook output priority filter; policy drop;\n}\n}\n")
 STRANGER = Holder(99, "telemetry", 0)
 
 
@@ -105,18 +106,24 @@ FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
         ({"failures": {"eth0 IPv4": "EADDRINUSE: in use"}}, "port", FAIL, ("another program",)),
         ({"memberships": 1}, "memberships", FAIL, ("igmp_max_memberships=1", "sysctl -w")),
         ({"failures": {"eth1 IPv4": "ENOBUFS: full"}}, "memberships", FAIL, ("eth1 IPv4", "ENOBUFS")),
-        ({"multicasts_on": frozenset()}, "multicast", FAIL, ("this host's firewall", "nft insert rule")),
+        ({"multicasts_on": frozenset()}, "multicast", FAIL, ("this host's firewall", LOOK_AS_ROOT)),
         (
             {"multicasts_on": frozenset(), "manager": "ufw"},
             "multicast",
             FAIL,
-            ("not even our own", "ufw allow 29499/udp"),
+            ("not even our own", "ufw allow proto udp from 10.0.0.0/24 to any port 29499; ufw allow proto tcp from"),
         ),
         (
             {"send_errors": {"EPERM": 2}},
             "multicast",
             FAIL,
-            ("refused to send 2", "EPERM", "inet filter output udp dport 29499 accept"),
+            ("refused to send 2", "EPERM", LOOK_AS_ROOT),
+        ),
+        (
+            {"send_errors": {"EPERM": 2}, "chains": SENDS_NOTHING},
+            "multicast",
+            FAIL,
+            ("refused to send 2", "policy drop of chain inet f o", "nft insert rule inet f o udp dport 29499 accept"),
         ),
         ({"chains": DROPS}, "tcp", WARN, ("policy drop", "saddr 10.0.0.0/24 meta l4proto tcp accept")),
         ({"rp_drops": 7}, "rp_filter", FAIL, ("dropped 7", "sysctl -w net.ipv4.conf.eth0.rp_filter=2")),
@@ -175,9 +182,66 @@ def test_an_interface_that_could_not_be_opened_excuses_no_other_whose_name_begin
     assert ("multicast", FAIL) in faults(facts)
 
 
-def test_another_host_is_one_whose_address_this_host_has_not() -> None:
-    facts = replace(HEALTHY, networks=["10.0.0.0/24"], addresses=["10.0.0.1", "10.0.0.2"])
-    assert tcp_from_another_host(facts).source == "10.0.0.3"
+def test_no_command_of_a_fix_has_a_period_behind_it() -> None:
+    facts = replace(HEALTHY, chains=DROPS, memberships=1, rp_drops=7, default_route=False, master="MASTER_ADDR=a")
+    fixes = [each.fix.split("\n") for each in examine(facts) if each.remedy]
+    assert len(fixes) == 5
+    for words, *commands in fixes:
+        assert words.endswith(":")
+        assert commands
+        assert not any(command.endswith((".", ";", " ")) for command in commands)
+
+
+NARROW = """table inet f {
+chain i {
+type filter hook input priority filter; policy drop;
+meta l4proto udp accept
+tcp dport FIRST-LAST accept
+}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "drops"),
+    [
+        pytest.param(50000, 50100, False, id="all ports that the system chooses"),
+        pytest.param(1024, 65535, False, id="more"),
+        pytest.param(50001, 50100, True, id="not the first"),
+        pytest.param(50000, 50099, True, id="not the last"),
+        pytest.param(32768, 49999, True, id="those of another system"),
+    ],
+)
+def test_tcp_must_pass_to_the_ports_that_the_system_chooses(first: int, last: int, drops: bool) -> None:
+    rules = parse(NARROW.replace("FIRST", str(first)).replace("LAST", str(last)))
+    facts = replace(HEALTHY, chains=rules, port_range=(50000, 50100))
+    assert faults(facts) == ([("tcp", WARN)] if drops else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "hosts"),
+    [
+        pytest.param({}, ["10.0.0.0/24"], id="a private network"),
+        pytest.param({"networks": ["93.184.216.0/24", "10.0.0.0/24"]}, ["10.0.0.0/24"], id="and a public one"),
+        pytest.param({"networks": ["93.184.216.0/24"]}, ["93.184.216.0/24"], id="a public one alone"),
+        pytest.param({"networks": ["10.1.0.7/32"]}, [], id="an address without a network"),
+        pytest.param({"peers": ["10.0.0.7", "10.9.0.1", "10.9.0.1"]}, ["10.0.0.0/24", "10.9.0.1"], id="named hosts"),
+        pytest.param({"networks": ["10.1.0.7/32"], "peers": ["fd00::7"]}, ["fd00::7"], id="a named host alone"),
+    ],
+)
+def test_the_firewall_is_opened_to_the_hosts_of_the_job_alone(changes: dict[str, object], hosts: list[str]) -> None:
+    facts = replace(HEALTHY, chains=DROPS, **changes)
+    assert job_hosts(facts) == hosts
+    words, *lines = open_firewall(facts).split("\n")
+    assert (", ".join(hosts) in words) if hosts else not lines
+    assert all(" saddr " in line and all(host in line for host in hosts) for line in lines)
+    assert len(lines) == (2 if hosts else 0)
+
+
+def test_one_network_that_tcp_passes_is_enough() -> None:
+    facts = replace(HEALTHY, chains=ALLOWS_NEIGHBORS, networks=["10.0.0.0/24", "10.1.0.0/24"])
+    assert faults(facts) == []
+    assert faults(replace(facts, networks=["10.2.0.0/24", "10.1.0.0/24"])) == [("tcp", WARN)]
 
 
 def test_a_port_that_keeps_every_interface_from_being_opened_is_not_called_usable() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from msgspec.structs import replace
 
 from mingle.diagnostics import firewall
-from mingle.diagnostics.firewall import Block, Packet, allow_tcp, allow_udp, blocked, parse
+from mingle.diagnostics.firewall import Block, Chain, Hook, Manager, Packet, Protocol, allow, blocked, opening, parse
 from tests.lab.lab import why_unavailable
 
 MULTICAST = Packet("udp", 29499, "239.192.1.1", "eth0")
@@ -67,13 +68,21 @@ UFW_NOT_LOCAL = """\tchain ufw-not-local {
         (listing("ip saddr 10.0.0.9 meta l4proto tcp drop"), FROM_A_NEIGHBOR, None),
         (listing("ip saddr { 10.0.0.7, 10.0.1.0/24 } tcp dport 1-65535 drop"), FROM_A_NEIGHBOR, "ip saddr {"),
         (listing("ip saddr 10.0.0.0/24 accept", "tcp dport 32768-60999 ct state new drop"), FROM_A_NEIGHBOR, None),
-        (listing(allow_tcp(["10.0.0.0/24"]).split("input ")[1], policy="drop"), FROM_A_NEIGHBOR, None),
+        (listing("ip saddr 10.0.0.0/24 meta l4proto tcp accept", policy="drop"), FROM_A_NEIGHBOR, None),
         (listing("meta l4proto { tcp, udp } drop"), TCP, "meta l4proto {"),
         (listing("meta l4proto udp numgen random mod 100 < 30 drop"), MULTICAST, "numgen"),
         (listing("jump ufw-user-input", "jump ufw-reject", more=UFW), TCP, "reject with icmp"),
         (listing("tcp flags & (syn | ack) == syn drop"), TCP, "tcp flags"),
         (listing("tcp flags syn / syn,ack drop"), TCP, "tcp flags"),
         (listing("tcp flags & (fin | rst) == rst drop"), TCP, None),
+        (listing("tcp flags & (syn | ack) != syn drop"), TCP, None),
+        (listing("tcp flags & (syn | ack) != syn drop"), replace(TCP, first=False), "!= syn drop"),
+        (listing("tcp flags != syn / syn,ack drop"), replace(TCP, first=False), "!= syn / syn,ack drop"),
+        (listing("tcp flags ! syn drop"), replace(TCP, first=False), "! syn drop"),
+        (listing("tcp flags syn / syn,ack accept", "drop"), TCP, None),
+        (listing("tcp flags syn / syn,ack accept", "drop"), replace(TCP, first=False), "drop"),
+        (listing("ct state established drop"), replace(TCP, first=False), "ct state established"),
+        (listing("ct state established,related accept", policy="drop"), replace(TCP, first=False), None),
         (listing("jump nowhere"), TCP, None),
         # What can't be read may let the packet pass, and then nothing that follows drops it.
         (listing("ip saddr @ok accept", policy="drop"), TCP, None),
@@ -121,47 +130,141 @@ def test_a_rule_is_read_once_however_many_packets_are_judged(monkeypatch: pytest
     assert len(found) == len(read) == 100
 
 
-def block() -> Block:
-    found = blocked(parse(listing("udp dport 29499 drop", family="ip")), MULTICAST)
-    assert found is not None
-    return found
+NETWORKS = {False: ["10.0.0.0/24"], True: ["fd00::/64"]}
 
 
-def test_fix_for_a_blocking_rule() -> None:
-    assert allow_udp(29499, block=block()) == "nft insert rule ip filter input udp dport 29499 accept"
-    assert allow_udp(29499, manager="ufw") == "ufw allow 29499/udp"
-    assert "firewall-cmd --permanent --add-port=29499/udp" in allow_udp(29499, manager="firewalld")
-    assert allow_udp(29499, manager="iptables") == "iptables -I INPUT -p udp --dport 29499 -j ACCEPT"
-    assert allow_udp(29499, outgoing=True) == "nft insert rule inet filter output udp dport 29499 accept"
-    assert allow_udp(29499, manager="ufw", outgoing=True) == "ufw allow out 29499/udp"
-    assert "-I OUTPUT " in allow_udp(29499, manager="iptables", outgoing=True)
-    assert "filter OUTPUT 0 -p udp --dport 29499" in allow_udp(29499, manager="firewalld", outgoing=True)
-    assert allow_tcp(["10.0.0.0/24"]).endswith("ip saddr 10.0.0.0/24 meta l4proto tcp accept")
-    assert "ip6 saddr fd00::/64" in allow_tcp(["fd00::/64"])
-    assert allow_tcp(["10.0.0.0/24"], manager="ufw") == "ufw allow proto tcp from 10.0.0.0/24"
-    assert "SUBNET" in allow_tcp([], manager="iptables")
-    assert allow_tcp(["fd00::/64"], outgoing=True).endswith("output ip6 daddr fd00::/64 meta l4proto tcp accept")
-    assert " ipv6 " in allow_tcp(["fd00::/64"], manager="firewalld", outgoing=True)
-    told = {each: allow_tcp(["10.0.0.0/24"], manager="iptables", outgoing=each) for each in (False, True)}
-    assert (" -s 10.0.0.0/24 " in told[False], " -d 10.0.0.0/24 " in told[True]) == (True, True)
+@pytest.mark.parametrize(
+    ("manager", "outgoing", "ipv6", "udp", "tcp"),
+    [
+        (
+            "nft",
+            False,
+            False,
+            ["nft insert rule ip nat INPUT ip saddr 10.0.0.0/24 udp dport 29499 accept"],
+            ["nft insert rule ip nat INPUT ip saddr 10.0.0.0/24 meta l4proto tcp accept"],
+        ),
+        (
+            "nft",
+            True,
+            True,
+            ["nft insert rule ip nat INPUT udp dport 29499 accept"],
+            ["nft insert rule ip nat INPUT ip6 daddr fd00::/64 meta l4proto tcp accept"],
+        ),
+        (
+            "ufw",
+            False,
+            False,
+            ["ufw allow proto udp from 10.0.0.0/24 to any port 29499"],
+            ["ufw allow proto tcp from 10.0.0.0/24"],
+        ),
+        ("ufw", True, False, ["ufw allow out proto udp to any port 29499"], ["ufw allow out proto tcp to 10.0.0.0/24"]),
+        (
+            "iptables",
+            False,
+            False,
+            ["iptables -I INPUT -p udp -s 10.0.0.0/24 --dport 29499 -j ACCEPT"],
+            ["iptables -I INPUT -p tcp -s 10.0.0.0/24 -j ACCEPT"],
+        ),
+        (
+            "iptables",
+            True,
+            True,
+            ["ip6tables -I OUTPUT -p udp --dport 29499 -j ACCEPT"],
+            ["ip6tables -I OUTPUT -p tcp -d fd00::/64 -j ACCEPT"],
+        ),
+        (
+            "firewalld",
+            False,
+            False,
+            ["firewall-cmd --permanent --zone=trusted --add-source=10.0.0.0/24", "firewall-cmd --reload"],
+            ["firewall-cmd --permanent --zone=trusted --add-source=10.0.0.0/24", "firewall-cmd --reload"],
+        ),
+        (
+            "firewalld",
+            True,
+            True,
+            [
+                "firewall-cmd --permanent --direct --add-rule ipv6 filter OUTPUT 0 -p udp --dport 29499 -j ACCEPT",
+                "firewall-cmd --reload",
+            ],
+            [
+                "firewall-cmd --permanent --direct --add-rule ipv6 filter OUTPUT 0 -p tcp -d fd00::/64 -j ACCEPT",
+                "firewall-cmd --reload",
+            ],
+        ),
+    ],
+)
+def test_the_lines_that_each_program_takes(
+    manager: Manager, outgoing: bool, ipv6: bool, udp: list[str], tcp: list[str]
+) -> None:
+    foreign = Block(Chain("ip", "nat", "INPUT"), "drop") if manager == "nft" else None
+    expected: dict[Protocol, list[str]] = {"udp": udp, "tcp": tcp}
+    for protocol, lines in expected.items():
+        given = allow(protocol, 29499, NETWORKS[ipv6], manager=manager, block=foreign, outgoing=outgoing)
+        assert given == lines
+
+
+@pytest.mark.parametrize("manager", ["ufw", "iptables", "firewalld"])
+def test_a_program_can_not_allow_what_another_table_drops(manager: Manager) -> None:
+    other = Block(Chain("inet", "nu2", "cinput"), "drop")
+    (line,) = allow("tcp", 29499, NETWORKS[False], manager=manager, block=other)
+    assert line == "nft insert rule inet nu2 cinput ip saddr 10.0.0.0/24 meta l4proto tcp accept"
+    own = Block(Chain("ip", "filter", "INPUT"), "drop")
+    assert not allow("tcp", 29499, NETWORKS[False], manager=manager, block=own)[0].startswith("nft")
+
+
+NEEDED: list[tuple[Hook, Packet]] = [
+    ("input", Packet("udp", 29499, "239.192.1.1", "eth0", "10.0.0.7")),
+    ("input", Packet("tcp", 32768, "10.0.0.5", "eth0", "10.0.0.7")),
+    ("input", Packet("tcp", 60999, "10.0.0.5", "eth0", "10.0.0.7")),
+    ("output", Packet("udp", 29499, "239.192.1.1", "eth0", "10.0.0.5")),
+    ("output", Packet("tcp", 40000, "10.0.0.7", "eth0", "10.0.0.5")),
+]
+ELSEWHERE = """table ip old {
+\tchain guard {
+\t\tip protocol tcp drop
+\t}
+\tchain in {
+\t\ttype filter hook input priority -5; policy accept;
+\t\tjump guard
+\t}
+\tchain out {
+\t\ttype filter hook output priority 0; policy drop;
+\t}
+}
+"""
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason="nft needs root and a network namespace of its own")
-def test_fix_really_opens_the_firewall() -> None:
-    """What nft lists is what is parsed here, and it takes the line that it is told to type."""
-    script = f"nft -f - <<'END'\n{listing('udp dport 29499 drop')}END\nLINES\nnft list ruleset"
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        pytest.param(listing("udp dport 29499 drop"), 1, id="one rule"),
+        pytest.param(listing(policy="drop"), 2, id="a policy"),
+        pytest.param(listing("tcp dport 1-40000 drop", "tcp dport 50000-65535 reject"), 1, id="two rules of one chain"),
+        pytest.param(listing(policy="drop") + ELSEWHERE, 5, id="two tables, and what goes out"),
+    ],
+)
+def test_lines_that_are_pasted_open_every_chain_that_drops(text: str, count: int) -> None:
+    """What nft lists is what is parsed here, and it takes the lines that it is told to type."""
 
-    def chains(*lines: str) -> str:
-        command = script.replace("LINES", "\n".join(lines))
+    def chains(*lines: str) -> list[Chain]:
+        script = "\n".join([f"nft -f - <<'END'\n{text}END", *lines, "nft list ruleset"])
         done = subprocess.run(
-            ["unshare", "--net", "sh", "-ec", command], capture_output=True, text=True, check=True, timeout=60
+            ["unshare", "--net", "sh", "-ec", script], capture_output=True, text=True, check=True, timeout=60
         )
-        return done.stdout
+        return parse(done.stdout)
 
-    found = blocked(parse(chains()), MULTICAST)
-    assert found is not None
-    assert blocked(parse(chains(allow_udp(29499, block=found))), MULTICAST) is None
-    assert blocked(parse(chains(allow_tcp(["10.0.0.0/8"], block=found))), MULTICAST) is not None
-    mended = chains("nft add rule inet filter input tcp dport 40000 drop", allow_tcp(["10.0.0.0/8"], block=found))
-    assert blocked(parse(mended), TCP) is not None
-    assert blocked(parse(mended), FROM_A_NEIGHBOR) is None
+    networks = ["10.0.0.0/24", "10.1.0.0/16"]
+    lines = opening(chains(), NEEDED, port=29499, networks=networks, manager="nft")
+    assert len(lines) == count
+    mended = chains(*lines)
+    assert [blocked(mended, packet, hook) for hook, packet in NEEDED] == [None] * len(NEEDED)
+    assert opening(mended, NEEDED, port=29499, networks=networks, manager="nft") == []
+    stranger = Packet("tcp", 40000, "10.0.0.5", "eth0", "192.0.2.66")
+    assert (blocked(mended, stranger) is None) == (blocked(chains(), stranger) is None)
+
+
+def test_lines_that_do_not_help_are_not_repeated() -> None:
+    outside: list[tuple[Hook, Packet]] = [("input", Packet("tcp", 40000, "10.0.0.5", "eth0", "192.0.2.66"))]
+    assert len(opening(parse(listing("drop")), outside, port=1, networks=["10.0.0.0/24"], manager="nft")) == 1

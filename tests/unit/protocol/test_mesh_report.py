@@ -174,9 +174,14 @@ def test_each_kind_of_failure_has_its_words_cause_and_fix(how: Unreached, words:
 
 
 def blocked(
-    peer: int, *, outgoing: bool = False, rule: str = "tcp dport 4001 drop", manager: FirewallManager = "nft"
+    peer: int,
+    *,
+    outgoing: bool = False,
+    rule: str = "tcp dport 4001 drop",
+    manager: FirewallManager = "nft",
+    chain: str = "inet own c",
 ) -> Blocked:
-    return Blocked(address=f"10.0.0.{peer}", outgoing=outgoing, chain="inet own c", rule=rule, manager=manager)
+    return Blocked(address=f"10.0.0.{peer}", outgoing=outgoing, chain=chain, rule=rule, manager=manager)
 
 
 def inspected(made: Proof, finder: int, found: Blocked) -> tuple[str, str]:
@@ -200,7 +205,17 @@ def inspected(made: Proof, finder: int, found: Blocked) -> tuple[str, str]:
             "the policy of chain inet own c blocks TCP connections to 10.0.0.",
             "nft insert rule inet own c ip daddr 10.0.0.0/16 meta l4proto tcp accept",
         ),
-        ({"manager": "ufw"}, "blocks TCP connections from", "ufw allow proto tcp from 10.0.0.0/16"),
+        (
+            {"manager": "ufw", "chain": "ip filter ufw-user-input"},
+            "blocks TCP connections from",
+            "ufw allow proto tcp from 10.0.0.0/16",
+        ),
+        # ufw can't allow what another program's table drops.
+        (
+            {"manager": "ufw"},
+            "blocks TCP connections from",
+            "nft insert rule inet own c ip saddr 10.0.0.0/16 meta l4proto tcp accept",
+        ),
     ],
 )
 def test_rule_that_a_machine_finds_in_its_own_firewall_is_the_cause(
@@ -209,7 +224,30 @@ def test_rule_that_a_machine_finds_in_its_own_firewall_is_the_cause(
     said = inspected(proof(4, both((1, 3))), finder, blocked(peer, **found))
     assert said[0].startswith(f"as w{finder} finds in its own firewall, ")
     assert cause in said[0]
-    assert said[1] == f"on w{finder}: `{fix}` (torch needs all TCP ports)."
+    assert said[1] == f"on w{finder} (torch needs all TCP ports): `{fix}`"
+
+
+def test_commands_of_the_error_stand_on_lines_of_their_own() -> None:
+    made = proof(4, both((1, 3)))
+    inspected(made, 3, blocked(1, manager="firewalld", chain="inet firewalld in"))
+    assert str(error(made)).split("\n")[-3:] == [
+        "  fix: on w3 (torch needs all TCP ports):",
+        "    firewall-cmd --permanent --zone=trusted --add-source=10.0.0.0/16",
+        "    firewall-cmd --reload",
+    ]
+
+
+def test_a_node_behind_a_router_is_let_in_as_well() -> None:
+    made = proof(4, both((1, 3)))
+    made.subnet = "10.9.0.0/24"
+    assert "ip saddr { 10.9.0.0/24, 10.0.0.1 } meta l4proto tcp accept" in inspected(made, 3, blocked(1))[1]
+
+
+def test_silence_after_connect_is_explained_by_a_rule_that_drops_what_follows() -> None:
+    made = proof(4, [(1, 3)], "silent")
+    made.failures |= proof(4, [(3, 1)], "no answer").failures
+    found = blocked(1, rule="tcp flags & (syn | ack) != syn drop")
+    assert inspected(made, 3, found)[0].startswith("as w3 finds in its own firewall, rule `tcp flags")
 
 
 @pytest.mark.parametrize("how", ["refused", "no route"])
