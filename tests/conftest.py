@@ -52,7 +52,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_imports_of_other_tests_in_the_garbage() -> Iterator[None]:
-    """Tests import, too: scikit-learn alone makes the collections of all tests after it five times as slow."""
+    """Tests import, too, and what a large package has allocated makes the collections of all tests after it slower."""
     yield
     _freeze()
 

@@ -15,7 +15,6 @@ import re
 import shlex
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -230,11 +229,10 @@ def test_the_index_of_symptoms_leads_to_every_section() -> None:
 
 @pytest.mark.slow
 def test_the_demo_prints_what_the_readme_says() -> None:
-    pytest.importorskip("sklearn", reason="the demo trains on scikit-learn's digits: pip install '.[examples]'")
     # Another job's leftovers, as a shell may hold them, do not lead the demo astray.
     leftovers = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "LOCAL_RANK": "3"}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "demo.py")],
+        [without_numpy.python(), str(ROOT / "examples" / "demo.py")],
         cwd=ROOT,
         env={**os.environ, **leftovers, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
@@ -244,9 +242,8 @@ def test_the_demo_prints_what_the_readme_says() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     # `make` runs it by the Python of .venv; its commands can be pasted from the root of the clone.
-    here = Path(sys.executable)
-    typed = str(here.relative_to(ROOT) if here.is_relative_to(ROOT) else here)
-    check_quote(named(README, "demo"), f"$ make demo\n{done.stdout.replace(f' {typed} ', ' .venv/bin/python ')}")
+    typed = done.stdout.replace(f" {without_numpy.python()} ", " .venv/bin/python ")
+    check_quote(named(README, "demo"), f"$ make demo\n{typed}")
     (accuracy,) = re.findall(r"^final test accuracy: (\d\.\d+)$", done.stdout, re.MULTILINE)
     assert float(accuracy) >= 0.95
     assert len(set(re.findall(r"found rank 0 at (127\.0\.0\.1:\d+) in", done.stdout))) == 1

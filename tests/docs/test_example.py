@@ -1,4 +1,4 @@
-"""The example, run as a reader would run it: in processes of its own. The demo is run by `test_docs`."""
+"""The example, run as a reader would run it: in processes of its own, without numpy. The demo is run by `test_docs`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-# Not imported here: it takes seconds, and every worker collects this file.
-if importlib.util.find_spec("sklearn") is None:
-    pytest.skip("the example trains on scikit-learn's digits: pip install '.[examples]'", allow_module_level=True)
+from tests.support.without_numpy import python
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "ddp_train.py"
@@ -33,7 +31,7 @@ def environment(**settings: str) -> dict[str, str]:
 
 def run(*command: str, **settings: str) -> str:
     done = subprocess.run(
-        [sys.executable, *command],
+        [python(), *command],
         env=environment(**settings),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -54,26 +52,9 @@ def load_example() -> ModuleType:
     return module
 
 
-def test_without_scikit_learn_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MINGLE_TIMEOUT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    example = load_example()
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--help"])
-    with pytest.raises(SystemExit) as ended:
-        example.main()
-    assert ended.value.code == 0
-    assert "--job-id" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--job-id", "alone"])
-    with pytest.raises(SystemExit, match=r"(?s)fix: .* -m pip install scikit-learn$"):
-        example.main()
-
-
 def run_ranks(world_size: int, *arguments: str) -> str:
     """Run the example on this many ranks, rank 0 last; return what all of them printed."""
-    command = [sys.executable, str(SCRIPT), "--job-id", f"example-{uuid4()}", "--device", "cpu", *arguments]
+    command = [python(), str(SCRIPT), "--job-id", f"example-{uuid4()}", "--device", "cpu", *arguments]
     ranks: list[subprocess.Popen[str]] = []
     try:
         for rank in reversed(range(world_size)):

@@ -17,7 +17,7 @@ ABANDONED_THREAD = "mingle-abandoned"
 """Prefix of the daemon threads that mingle may leave behind: calls of torch that cannot be ended."""
 
 _DESCRIPTORS = Path("/dev/fd")  # Linux and macOS
-# pytest's own; those that torch and scikit-learn set once, when a part of them is first imported
+# pytest's own; those that torch sets once, when a part of it is first imported
 _EXPECTED_VARIABLES = frozenset(
     {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 )
