@@ -12,7 +12,7 @@ import msgspec
 from mingle.protocol.handshake import Call, Conversation, HostConversation, MemberConversation
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
+from mingle.wire.datagrams import Bye, Datagram, Failed, List, Offer, Seek
 from mingle.wire.frames import AnyFrame
 from tests.golden import Packet
 
@@ -76,6 +76,18 @@ DATAGRAMS: dict[str, tuple[str, Datagram]] = {
         ),
     ),
     "bye": ("the session is over", Bye(job=JOB, attempt="1", session=SESSION)),
+    "failed": (
+        "rank 0 could not listen",
+        Failed(
+            job=JOB,
+            attempt="1",
+            member=HOST,
+            rank=0,
+            hostname="node-0",
+            pid=815,
+            reason="the store can't listen on 192.0.2.10:29400: Address already in use",
+        ),
+    ),
     "list": ("who is there?", List(job=JOB, attempt="1", member=MEMBER)),
 }
 

@@ -244,6 +244,32 @@ def test_a_rank_that_is_heard_and_does_not_come_is_named(lab: Lab, seed: int) ->
     assert "heard but not joined" in right.output
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("door", ["given", "assigned"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_rank_that_fails_before_it_hosts_is_named_by_those_that_wait(lab: Lab, door: str, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    numbers = (0, 1, 2) if door == "given" else (None, None, None)
+    waiting = [
+        start(host, f"fails {seed}", number, 3, door, False)
+        for host, number in zip(hosts[1:], numbers[1:], strict=True)
+    ]
+    for rank in waiting:
+        rank.wait_for("started")
+    until(lambda: any(" · 10 s" in rank.output for rank in waiting), WAIT_SECONDS)  # by now they listen
+    hold = f"held = socket.create_server(('', {MASTER_PORT})); print('holding', flush=True); signal.pause()"
+    hosts[0].run([sys.executable, "-c", f"import signal, socket; {hold}"]).wait_for_output("holding")
+    failing = start(hosts[0], f"fails {seed}", numbers[0], 3, door, False, master_port=MASTER_PORT)
+    assert "Address already in use" in failing.error().message
+    failed = time.monotonic()
+    for rank in waiting:
+        rank.wait_for_output(f"has failed: the store can't listen on {hosts[0].address()}:{MASTER_PORT}: Address", 40)
+    assert time.monotonic() - failed <= TOLD_SECONDS
+
+
+MASTER_PORT = 29400
 NO_TCP, NO_CALLS = "", " tcp flags & (syn | ack) == syn"
 
 

@@ -22,7 +22,7 @@ from mingle.elastic.quorum import Memory, Nodes, Policy
 from mingle.observe.finder import not_found
 from mingle.protocol import reports
 from mingle.protocol.machine import Identity
-from mingle.protocol.observations import Diagnostics, NetworkFacts, Unreached
+from mingle.protocol.observations import Diagnostics, Gone, NetworkFacts, Unreached
 from mingle.wire.datagrams import Offer, Seek
 from mingle.wire.echo import EchoRequest
 from mingle.wire.frames import ProcessInfo, Status
@@ -145,6 +145,9 @@ def ping_names(row: Row) -> str:
 
 SEEKER = {b"A" * 16: "rank 2 on host node2 (10.0.0.2), pid 9"}
 A_PROCESS = {b"A" * 16: "a process without a rank on host node2 (10.0.0.2), pid 9"}
+FAILED = "has failed: the store can't listen on 10.0.0.2:29400: Address already in use"
+HAS_FAILED = {b"A" * 16: Gone(2, "node2", f"rank 2 on host node2 (10.0.0.2), pid 9 {FAILED}")}
+ZERO_HAS_FAILED = {b"H" * 16: Gone(0, "node0", f"rank 0 on host node0 (10.0.0.1), pid 7 {FAILED}")}
 NO_ANSWER = "10.0.0.2 no answer within 1 s"
 DEAF = {
     (b"A" * 16, b"M" * 16): Unreached("rank 2 on host node2 (10.0.0.2), pid 9", "rank 0 on host node0, pid 7", "", 1.0)
@@ -177,6 +180,12 @@ RANKS = (
         observed="all ranks have joined and some do not answer, and a process too many was refused",
         status=Status(joined=4, world_size=4, unconfirmed=(2, 3), refused=("host x: full",)),
         cause="those processes are stopped, or their network was cut",
+    ),
+    Row(
+        observed="a missing rank said that it failed",
+        status=LACKING,
+        heard={"failed": HAS_FAILED, "seekers": SEEKER},
+        cause="rank 2 on host node2 (10.0.0.2), pid 9 has failed: the store can't listen",
     ),
     Row(
         observed="a rank came, went, and is not back",
@@ -334,6 +343,11 @@ RANKS = (
         cause="the host's process is stopped or hangs",
     ),
     Row(
+        observed="rank 0 said that it failed, and other ranks wait, too",
+        heard={"failed": ZERO_HAS_FAILED, "seekers": SEEKER},
+        cause="rank 0 on host node0 (10.0.0.1), pid 7 has failed: the store can't listen",
+    ),
+    Row(
         observed="rank 0 was heard and no connection to it stood",
         heard={"hosts": {HOST: "not reached: 10.0.0.1 no proof within 1 s"}, "other_jobs": TYPO},
         machine=NO_ROUTE,
@@ -430,6 +444,12 @@ AGENTS = (
         status=Status(joined=2, world_size=4, refused=("host x: world size",)),
         machine=SURE,
         cause="settings that contradict the others",
+    ),
+    Row(
+        observed="a node said that it failed",
+        assigned=True,
+        heard={"failed": {b"A" * 16: Gone(None, "node2", f"host node2 (10.0.0.2), pid 9 {FAILED}")}},
+        cause="host node2 (10.0.0.2), pid 9 has failed: the store can't listen",
     ),
     Row(
         observed="a node hears another one and can't connect to it",

@@ -87,7 +87,9 @@ def _why_incomplete(
     alone: bool,
 ) -> reports.Cause | None:
     certain: reports.Cause | None = None
-    if memory.had_quorum and status.joined < memory.policy.nodes.founders:
+    if diagnostics.failed:
+        certain = reports.failed(diagnostics, ())
+    elif memory.had_quorum and status.joined < memory.policy.nodes.founders:
         certain = (
             "the missing nodes have ended or are cut off; if they are cut off, they may run the job without this one",
             "start the missing nodes again, or repair the network; where two parts of the job may run at once, give "

@@ -377,7 +377,12 @@ class Discovery(Loop):
         stack.callback(self.stores.release)
         stack.callback(self.stores.close)
         # The time to answer begins when the sockets are open: on a starved machine that can take seconds.
-        self._drive(self._make_machine())
+        try:
+            machine = self._make_machine()
+        except MingleError as error:
+            self.driver.udp.say_failed(self.identity.failed(error))
+            raise
+        self._drive(machine)
 
     def _make_machine(self) -> Machine:
         identity, driver, fixed_port = self.identity, self.driver, self.settings.master_port

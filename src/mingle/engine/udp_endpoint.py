@@ -10,6 +10,7 @@ import contextlib
 import random
 import selectors
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -24,10 +25,12 @@ from mingle.protocol.events import Heard, Source
 from mingle.protocol.machine import Machine
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import BROWSE_GROUP, Datagram, Group, List, Offer, Seek, job_group
+from mingle.wire.datagrams import BROWSE_GROUP, Datagram, Failed, Group, List, Offer, Seek, job_group
 
 REFRESH_SECONDS = 30.0
 """How often memberships are renewed, also while the job runs: a switch that snoops without a querier forgets them."""
+FAILED_PAUSES_SECONDS = (0.0, 0.1, 0.3)
+"""The times between the datagrams of a process that ends with an error; meanwhile names of peers are looked up."""
 UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
 """The size to which a unicast question is padded. A question that is shorter than its answer gets none."""
 
@@ -213,6 +216,13 @@ class UdpEndpoint:
         for address in self.peers.some():
             if self.transport is not None:
                 self.transport.unicast(self._encoded(message, padded=True), address)
+
+    def say_failed(self, message: Failed) -> None:
+        """Say a few times that this process has failed, before its sockets close: single packets get lost."""
+        for pause in FAILED_PAUSES_SECONDS:
+            time.sleep(pause)
+            self.multicast(message, browse=False, turn=None, padded=False)
+            self.tell_peers(message)
 
     def _encoded(self, message: Datagram, *, padded: bool) -> bytes:
         """Return the bytes of a message, as long as the longest answer if it is a question that is to be padded."""

@@ -103,6 +103,7 @@ class Peers:
 
     def some(self) -> list[tuple[str, int]]:
         """Return the first addresses, at most as many as are asked at once."""
+        self._take_found(float("-inf"))
         return list(self._targets)[:PER_ROUND]
 
     def turn(self, *, silent: bool, now: float) -> list[tuple[str, int]]:
@@ -111,11 +112,7 @@ class Peers:
         After a silence they are asked quickly again.
         """
         self._rarely = silent
-        for address in self.take():
-            # Each one stays: a resolver can leave some out each time.
-            if address not in self._targets and len(self._targets) < MAX_ADDRESSES:
-                self._targets[address] = _Target(now)
-                self._hosts.add(canonical_address(address[0]))
+        self._take_found(now)
         if silent != self._silent:
             self._silent = silent
             self.restart(now)
@@ -130,6 +127,13 @@ class Peers:
         if chosen:
             self._not_before = now + ROUND_SECONDS
         return chosen
+
+    def _take_found(self, now: float) -> None:
+        for address in self.take():
+            # Each one stays: a resolver can leave some out each time.
+            if address not in self._targets and len(self._targets) < MAX_ADDRESSES:
+                self._targets[address] = _Target(now)
+                self._hosts.add(canonical_address(address[0]))
 
     def restart(self, now: float) -> None:
         """Ask every address quickly again, for example because other interfaces can reach it now."""

@@ -378,7 +378,7 @@ class Host:
     def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
         if isinstance(frame, frames.Join) and caller.hello.purpose == "join":
             who, member = caller.as_seen(frame.who), caller.hello.member
-            self.diagnostics.joined(member)
+            self.diagnostics.joined(member, msgspec.structs.replace(who, rank=frame.rank))
             self.registrar.join(conn, member, msgspec.structs.replace(frame, who=who), now)
         elif isinstance(frame, frames.Confirmed):
             self.registrar.confirmed(conn, frame, now)
@@ -523,6 +523,7 @@ class Host:
     def _store_failed(self, epoch: int, error: MingleError) -> None:
         state = self.registrar.state
         if isinstance(state, Sealing) and state.epoch == epoch:
+            self._effects.append(Multicast(self.identity.failed(error), to_peers=True))
             self._fail(error, conflict=False)  # another attempt would not help
 
     # --- other hosts (when ranks are assigned) ---------------------------------------------------------------------

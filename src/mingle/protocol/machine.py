@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
+from mingle.errors import MingleError
 from mingle.protocol.claims import ClaimBudget, DialBudget
 from mingle.protocol.effects import Effect
 from mingle.protocol.events import Address, Event
 from mingle.protocol.handshake import Call
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek, truncate_utf8
+from mingle.wire.datagrams import MAX_REASON_BYTES, Datagram, Failed, Kind, List, Offer, Seek, truncate_utf8
 from mingle.wire.frames import MAX_OWN_ADDRESSES, AnyFrame, Join, Path, Place, ProcessInfo, Purpose, Seat
 
 if TYPE_CHECKING:
@@ -82,6 +83,19 @@ class Identity(Struct, frozen=True, kw_only=True):
             kind=self.kind,
             unreached=unreached,
             how=truncate_utf8(how),
+        )
+
+    def failed(self, error: MingleError) -> Failed:
+        """Return what tells the others that this process ends with an error."""
+        return Failed(
+            job=self.job,
+            attempt=self.attempt,
+            member=self.member,
+            rank=self.rank,
+            hostname=self.who.hostname,
+            pid=self.who.pid,
+            kind=self.kind,
+            reason=truncate_utf8(str(error).partition("\n")[0], MAX_REASON_BYTES),
         )
 
     def call(self, session: bytes, purpose: Purpose) -> Call:

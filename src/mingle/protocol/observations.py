@@ -11,7 +11,8 @@ from msgspec import Struct, field
 from mingle.diagnostics import Finding
 from mingle.protocol.events import Source
 from mingle.protocol.machine import Identity
-from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek, asker_name
+from mingle.wire.datagrams import Bye, Datagram, Failed, List, Offer, Seek, asker_name
+from mingle.wire.frames import ProcessInfo
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
@@ -33,6 +34,15 @@ class Unreached(Struct, frozen=True):
     how: str
     at: float
     """When that was seen or heard last."""
+
+
+class Gone(Struct, frozen=True):
+    """A process that has said that it failed."""
+
+    rank: int | None
+    hostname: str
+    text: str
+    """Who it was, and the first line of its error."""
 
 
 class NetworkFacts(Struct, frozen=True, kw_only=True):
@@ -87,6 +97,8 @@ class Diagnostics(Struct):
     """The hosts of the sessions of this job that were heard: their member ids and names."""
     unreached: dict[tuple[bytes, bytes], Unreached] = field(default_factory=dict)
     """The processes that can't connect to a host of this job, by both member ids: a datagram can claim it."""
+    failed: dict[bytes, Gone] = field(default_factory=dict)
+    """The processes of this job that have said that they failed, until another one comes in their place."""
     proved: dict[str, None] = field(default_factory=dict)
     """The hosts that have proved their session to us over TCP."""
     store_failures: dict[str, str] = field(default_factory=dict)
@@ -101,7 +113,7 @@ class Diagnostics(Struct):
     @property
     def empty(self) -> bool:
         """Whether no process was heard: no host, no rank, no other job and no sender with another secret."""
-        names = (self.other_jobs, self.other_attempts, self.seekers, self.hosts)
+        names = (self.other_jobs, self.other_attempts, self.seekers, self.hosts, self.failed)
         return not (any(names) or self.secret_failures or self.signed_without_secret or self.secret_signs)
 
     def lately(self, now: float) -> Diagnostics:
@@ -126,8 +138,9 @@ class Diagnostics(Struct):
         """Leave out, for the error at the deadline, the pairs of which nothing was heard lately."""
         self.unreached = self._unreached(now)
 
-    def joined(self, member: bytes) -> None:
+    def joined(self, member: bytes, who: ProcessInfo) -> None:
         """Take note that a process that looked for this job has come."""
+        self._came(who.rank, who.hostname)
         self.seekers.pop(member, None)
         self.heard_at.pop(member, None)
         self.reached(member)
@@ -145,8 +158,23 @@ class Diagnostics(Struct):
         if pair in self.unreached or len(self.unreached) < REMEMBERED_PER_KIND:
             self.unreached[pair] = Unreached(caller, host, how, now)
 
+    def has_failed(self, message: Failed, source: Source) -> None:
+        """Note a process that says that it has failed."""
+        if message.member not in self.failed and len(self.failed) < REMEMBERED_PER_KIND:
+            rank = "" if message.rank is None else f"{self.unit} {message.rank} on "
+            who = f"{rank}host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
+            self.failed[message.member] = Gone(message.rank, message.hostname, f"{who} has failed: {message.reason}")
+            self.seekers.pop(message.member, None)
+
+    def _came(self, rank: int | None, hostname: str) -> None:
+        """Forget those that failed and were started again: a process of this rank and host has come after them."""
+        for member in [each for each, gone in self.failed.items() if (gone.rank, gone.hostname) == (rank, hostname)]:
+            del self.failed[member]
+
     def heard_host(self, offer: Offer) -> None:
         """Note the name of the host of a session, for what others say of it."""
+        if offer.session not in self.sessions:
+            self._came(None if offer.assigned or offer.kind == "agents" else 0, offer.hostname)
         if offer.session in self.sessions or len(self.sessions) < REMEMBERED_PER_KIND:
             self.sessions[offer.session] = offer.host, _host_name(offer, self.unit)
 
@@ -159,6 +187,7 @@ class Diagnostics(Struct):
         """Note a rank that looks for this job; an observer looks for it, too, and never joins."""
         observer = message.kind == "observer" if isinstance(message, Seek) else not message.hostname
         if not observer and message.member not in self.seekers and len(self.seekers) < REMEMBERED_PER_KIND:
+            self._came(message.rank, message.hostname)
             self.seekers[message.member] = asker_name(message, source.address, self.unit)
         self._heard(self.seekers, message.member, now)
         if isinstance(message, Seek) and message.unreached is not None and message.unreached in self.sessions:
@@ -194,7 +223,7 @@ class Diagnostics(Struct):
     def other(self, message: Datagram, source: Source, now: float) -> None:
         """Note a datagram of another job."""
         job = message.job
-        if isinstance(message, Seek | Offer):
+        if isinstance(message, Seek | Offer | Failed):
             note(self.other_jobs, job, f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}")
         elif job not in self.other_jobs:  # a good-bye says less than what was heard before
             note(self.other_jobs, job, f"address {source.address}")

@@ -24,7 +24,7 @@ from mingle.protocol.events import Source
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.observations import TOLD_AGAIN_SECONDS, Diagnostics
 from mingle.protocol.token_bucket import TokenBucket
-from mingle.wire.datagrams import Datagram, List, Offer, Seek
+from mingle.wire.datagrams import Datagram, Failed, List, Offer, Seek
 
 FIRST_SEEK_SECONDS_PER_RANK = 0.0002
 FIRST_SEEK_FREE_RANKS = 16
@@ -351,6 +351,8 @@ class DiscoveryClient:
                 self._browse.answered()
                 if source.multicast:
                     self.seeker.heard_seek(now)
+            elif isinstance(message, Failed):
+                diagnostics.has_failed(message, source)
             elif isinstance(message, Offer):
                 self._browse.answered()
                 self._browse.found()
@@ -456,6 +458,8 @@ class HostAnnouncements:
         elif self._diagnostics.concerns(identity, message, source, now, secured=self._secured):
             if isinstance(message, Seek):
                 self._sought(message, source, now)
+            elif isinstance(message, Failed) and not self._seated(message.member):
+                self._diagnostics.has_failed(message, source)
             elif isinstance(message, Offer) and message.session != self._session:
                 self._diagnostics.heard_host(message)
                 if self._announcer.sealed and message.state == "open" and not source.folder:

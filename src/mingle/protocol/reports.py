@@ -111,6 +111,8 @@ def heard(diagnostics: Diagnostics, *, alone: bool = True) -> str:
         lines.append("  hosts of this job heard: " + "; ".join(f"{n}: {t}" for n, t in diagnostics.hosts.items()))
     if diagnostics.store_failures:
         lines.append("  the host's store: " + "; ".join(f"{n}: {t}" for n, t in diagnostics.store_failures.items()))
+    if diagnostics.failed:
+        lines.append(f"  said of themselves: {few((each.text for each in diagnostics.failed.values()), '; ')}")
     if diagnostics.seekers:
         lines.append(f"  others that look for the same job: {few(sorted(diagnostics.seekers.values()), '; ')}")
     if diagnostics.other_attempts:
@@ -207,6 +209,12 @@ def unreached(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
         f"{few(lines.values(), '; ')}: a firewall on one of them or between them, or an address of another network",
         "allow TCP between them (`mingle-discover doctor` shows the rule), or set MINGLE_INTERFACE.",
     )
+
+
+def failed(diagnostics: Diagnostics, awaited: Collection[int]) -> Cause | None:
+    """Return the cause if a process that is awaited has said that it failed: one of these ranks, or one without."""
+    gone = [each.text for each in diagnostics.failed.values() if each.rank is None or each.rank in awaited]
+    return (few(gone, "; "), "look at its output, and start it again.") if gone else None
 
 
 def failing(facts: NetworkFacts) -> Cause | None:
@@ -408,7 +416,7 @@ def _why_incomplete(
         facts,
         _words(identity.who.unit),
         alone=alone,
-        certain=_as_the_host_says(identity, diagnostics, status),
+        certain=failed(diagnostics, status.awaited) or _as_the_host_says(identity, diagnostics, status),
         heard=not_joined(outsiders(identity, diagnostics, status)),
     )
 
@@ -503,8 +511,8 @@ def _host(identity: Identity) -> str:
 
 def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, *, alone: bool) -> Cause | None:
     host = _host(identity)
-    certain: Cause | None = None
-    if diagnostics.hosts and not any(diagnostics.member in pair for pair in diagnostics.unreached):
+    certain = failed(diagnostics, (0,))
+    if certain is None and diagnostics.hosts and not any(diagnostics.member in pair for pair in diagnostics.unreached):
         certain = unreachable_host(host, gone=diagnostics.hosts.keys() <= diagnostics.proved.keys())
     words = _words(identity.who.unit)
     return likely_cause(identity.job, diagnostics, facts, words, alone=alone, certain=certain)

@@ -62,6 +62,7 @@ ProcessId: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 MAX_SHORT_TEXT_BYTES = 64
 ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_TEXT_BYTES)]
 """Truncate it with :func:`truncate_utf8`: readers count characters, the limit of a datagram counts bytes."""
+MAX_REASON_BYTES = 256
 Address: TypeAlias = Annotated[str, Meta(min_length=2, max_length=45)]
 # Twelve addresses of the longest form still fit into one datagram beside the longest job id and short texts.
 MAX_ADDRESSES = 12
@@ -196,7 +197,22 @@ class List(Message, frozen=True, kw_only=True, tag="list", omit_defaults=True):
         make_printable(self, "hostname")
 
 
-Datagram: TypeAlias = Seek | Offer | Bye | List
+class Failed(Message, frozen=True, kw_only=True, tag="failed", omit_defaults=True):
+    """A process of the job has failed before it could host or join a session, and ends."""
+
+    member: Identifier
+    rank: Rank | None = None
+    hostname: ShortText = ""
+    pid: ProcessId = 0
+    kind: Kind = "ranks"
+    reason: Annotated[str, Meta(max_length=MAX_REASON_BYTES)] = ""
+    """The first line of its error."""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "hostname", "reason")
+
+
+Datagram: TypeAlias = Seek | Offer | Bye | List | Failed
 
 
 def asker_name(question: Seek | List, address: str, unit: str = "rank") -> str:

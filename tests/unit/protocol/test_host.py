@@ -42,7 +42,7 @@ from mingle.protocol.phases import Acknowledging, Committed, Open, Sealing, Stat
 from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Bye, List, Offer, Seek
+from mingle.wire.datagrams import Bye, Failed, List, Offer, Seek
 from mingle.wire.frames import Path
 from tests.support.lone_host import OWN, SESSION, Alone
 
@@ -81,6 +81,7 @@ def test_only_the_store_of_the_present_seal_fails_the_job() -> None:
     assert (alone.host.registrar.state.epoch, alone.phase(), alone.host.failure) == (2, Sealing, None)
     alone.host.handle(StoreFailed(2, taken), 2.0)
     assert alone.host.failure is taken
+    assert Multicast(alone.host.identity.failed(taken), to_peers=True) in alone.done()
 
 
 def test_member_that_asks_gets_the_roster() -> None:
@@ -548,7 +549,7 @@ def test_seek_that_cannot_reach_the_host_is_the_cause_until_the_member_joins() -
     assert cause is not None
     said = "rank 2 on host h2 (10.0.0.9), pid 8 hears host h0, pid 1 and does not reach it over TCP (10.0.0.1 x)"
     assert cause[0].startswith(said)
-    alone.host.diagnostics.joined(seek.member)
+    alone.host.diagnostics.joined(seek.member, frames.ProcessInfo())
     assert alone.host.cause(NetworkFacts(), 11.0) is None
 
 
@@ -559,3 +560,15 @@ def test_question_of_a_seated_member_does_not_make_it_an_outsider() -> None:
     alone.host.handle(Heard(Seek(job="job", member=member, world_size=3, rank=1), HERE), 10.0)
     alone.host.handle(Heard(List(job="job", member=member, rank=1, hostname="h1"), HERE), 10.0)
     assert alone.host.diagnostics.seekers == {}
+
+
+def test_missing_rank_that_says_that_it_failed_is_the_cause_and_a_seated_one_is_not() -> None:
+    alone = Alone(3)
+    alone.join(1, 1)
+    (seated,) = (each for each in alone.host.registrar.seats if each != OWN)
+    for member, rank in ((seated, 1), (b"c" * 16, 2)):
+        said = Failed(job="job", member=member, rank=rank, hostname=f"h{rank}", pid=8, reason="no room")
+        alone.host.handle(Heard(said, HERE), 10.0)
+    cause = alone.host.cause(NetworkFacts(), 11.0)
+    assert cause is not None
+    assert cause[0] == "rank 2 on host h2 (10.0.0.9), pid 8 has failed: no room"

@@ -17,7 +17,7 @@ from mingle.protocol.observations import (
     note,
     note_name,
 )
-from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
+from mingle.wire.datagrams import Bye, Datagram, Failed, List, Offer, Seek
 from mingle.wire.frames import ProcessInfo
 
 HERE = Source(interface="eth0", address="10.0.0.7")
@@ -149,7 +149,7 @@ def test_a_job_that_is_heard_no_more_and_a_rank_that_has_just_come_say_nothing_o
     diagnostics.other(stranger, HERE, LATELY_SECONDS)
     assert diagnostics.lately(LATELY_SECONDS + 1.0).other_jobs
     assert (len(diagnostics.seekers), len(diagnostics.other_jobs)) == (1, 1), "the report has all"
-    diagnostics.joined(seek.member)
+    diagnostics.joined(seek.member, ProcessInfo())
     diagnostics.seeker(seek, HERE, 100.0)
     assert not diagnostics.lately(101.0).seekers, "it looks again since a moment ago"
 
@@ -200,8 +200,50 @@ def test_pair_is_forgotten_once_it_has_a_seat_or_is_said_no_more() -> None:
     for number in range(REMEMBERED_PER_KIND + 1):  # a stranger invents some
         diagnostics.seeker(seek_of(bytes([number]) * 16, b"S" * 16), HERE, float(number > 0))
     assert len(diagnostics.unreached) == REMEMBERED_PER_KIND
-    diagnostics.joined(bytes([1]) * 16)
+    diagnostics.joined(bytes([1]) * 16, ProcessInfo())
     assert len(diagnostics.unreached) == REMEMBERED_PER_KIND - 1
     assert len(diagnostics.lately(TOLD_AGAIN_SECONDS + 0.5).unreached) == REMEMBERED_PER_KIND - 2
     diagnostics.forget_mended(TOLD_AGAIN_SECONDS + 1.5)
     assert diagnostics.unreached == {}
+
+
+def failed(member: bytes, rank: int | None, hostname: str) -> Failed:
+    return Failed(job="resnet", member=member, rank=rank, hostname=hostname, pid=9, reason="no room")
+
+
+def test_process_that_fails_is_named_until_another_one_comes_in_its_place() -> None:
+    for comes in ("asks", "hosts", "joins"):
+        diagnostics = Diagnostics()
+        diagnostics.seeker(Seek(job="resnet", member=b"A" * 16, world_size=8, rank=0, hostname="node0"), HERE, 0.0)
+        diagnostics.has_failed(failed(b"A" * 16, 0, "node0"), HERE)
+        assert diagnostics.seekers == {}
+        assert [each.text for each in diagnostics.failed.values()] == [
+            "rank 0 on host node0 (10.0.0.7), pid 9 has failed: no room"
+        ]
+        for rank, hostname in ((0, "node1"), (1, "node0"), (0, "node0")):
+            assert diagnostics.failed
+            if comes == "asks":
+                diagnostics.seeker(
+                    Seek(
+                        job="resnet",
+                        member=hostname.encode() + bytes([rank]) * 11,
+                        world_size=8,
+                        rank=rank,
+                        hostname=hostname,
+                    ),
+                    HERE,
+                    1.0,
+                )
+            elif comes == "joins":
+                diagnostics.joined(b"B" * 16, ProcessInfo(rank=rank, hostname=hostname))
+            elif rank == 0:
+                offer = offer_of(b"B" * 16, hostname.encode() + bytes(11), "10.0.0.7")
+                diagnostics.heard_host(msgspec.structs.replace(offer, hostname=hostname))
+        assert not diagnostics.failed
+
+
+def test_so_many_that_failed_are_remembered() -> None:
+    diagnostics = Diagnostics()
+    for number in range(REMEMBERED_PER_KIND + 1):
+        diagnostics.has_failed(failed(bytes([number]) * 16, None, f"node{number}"), HERE)
+    assert len(diagnostics.failed) == REMEMBERED_PER_KIND

@@ -23,6 +23,7 @@ from mingle.wire.datagrams import (
     MAX_WORLD_SIZE,
     Bye,
     Datagram,
+    Failed,
     Group,
     List,
     Offer,
@@ -89,7 +90,7 @@ def test_signed_packet_is_read_without_the_secret(name: str) -> None:
 
 def test_there_is_a_golden_packet_of_each_type() -> None:
     shown = {type(message) for _, message in DATAGRAMS.values()}
-    assert shown == {Seek, Offer, Bye, List}
+    assert shown == {Seek, Offer, Bye, List, Failed}
     assert {name for name in golden.load() if "/" not in name} == {
         f"{name}{suffix}" for name in DATAGRAMS for suffix in ("", " signed")
     }
