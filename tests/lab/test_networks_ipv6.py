@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.levels import repeated
 from tests.support.loopback import longer
 
 from . import Host, Lab, Process
@@ -100,3 +101,38 @@ def test_link_local_addresses_alone(lab: Lab) -> None:
         assert result["sum"] == 6
         assert result["interface"] == host.interface(first)
         assert result["address"].startswith("fe80:")
+
+
+def routed_to_the_host(lab: Lab, count: int) -> list[Host]:
+    """Hosts as in a fabric that is routed down to them: a service address on lo, and link-local ones on the port."""
+    fabric = lab.network(None)
+    hosts = [lab.host(fabric) for _ in range(count)]
+    for number, host in enumerate(hosts, start=1):
+        host.ip(f"address add 10.9.0.{number}/32 dev lo", f"address add fe80::{number}/64 dev eth0 nodad")
+    for host in hosts:
+        for number, other in enumerate(hosts, start=1):
+            if other is not host:
+                host.ip(f"route add 10.9.0.{number}/32 via inet6 fe80::{number} dev eth0")
+    return hosts
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("door", ["init", "env"])
+@pytest.mark.parametrize("way", ["multicast", "peers"])
+def test_a_service_address_on_loopback_is_used(lab: Lab, way: str, door: str, seed: int) -> None:
+    hosts = routed_to_the_host(lab, 3)
+    peers = None
+    if way == "peers":
+        peers = [f"10.9.0.{number}" for number in range(1, 4)]
+        for host in hosts:
+            host.drop_multicast()
+    ranks = [host.start(train, f"service {seed}", rank, 3, door=door, peers=peers) for rank, host in enumerate(hosts)]
+    for number, result in enumerate(results(ranks), start=1):
+        assert (result["sum"], result["master_addr"], result["address"]) == (6, "10.9.0.1", f"10.9.0.{number}")
+
+
+def test_a_service_address_on_loopback_is_used_where_ranks_are_assigned(lab: Lab) -> None:
+    hosts = routed_to_the_host(lab, 3)
+    found = results([host.start(assigned, "service", 3) for host in hosts])
+    assert sorted(result["address"] for result in found) == ["10.9.0.1", "10.9.0.2", "10.9.0.3"]

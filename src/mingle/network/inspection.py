@@ -69,7 +69,8 @@ def collect_facts(
         brief: whether to leave out what takes long: the processes that hold the port, and the rules of the firewall.
         **observed: further facts, which the sockets have shown.
     """
-    names = [each.name for each in used]
+    # What a check says of the first interface is to be true of packets from other machines.
+    names = [each.name for each in sorted(used, key=lambda each: each.loopback)]
     routable = _routable(used)
     addresses, why = ([], "") if environ is None else resolve(socket.gethostname())
     return Facts(

@@ -123,6 +123,10 @@ class Interface(Struct, frozen=True):
         """Return whether every address of `family` is a link-local one."""
         return all(address.is_link_local for address in self.of_family(family))
 
+    def service_addresses(self, family: Family) -> tuple[IPv4Interface | IPv6Interface, ...]:
+        """Return the addresses of loopback that other machines can reach: those of a host to which a fabric routes."""
+        return tuple(each for each in self.of_family(family) if not (each.is_loopback or each.is_link_local))
+
     def __str__(self) -> str:
         return " ".join([self.name, *(str(address) for address in self.addresses)])
 
@@ -239,8 +243,9 @@ def choose(
     Named ones (by name or by an address on them) are taken exactly, in the order given; an address that was
     named comes first on its interface. Otherwise every interface is taken that is up and has an address of
     `family`, in the order: with a carrier, with a routable address, with the MULTICAST flag, by `Kind`, by index; the
-    last ones are left out if all would take more than half of `files`. The links of containers, and loopback, are
-    taken when they are named or when there is nothing else, so that one offline machine works.
+    last ones are left out if all would take more than half of `files`. The links of containers, and the addresses
+    127.0.0.0/8 and ::1, are taken when they are named or when there is nothing else, so that one offline machine works;
+    other addresses of loopback are as good as a card's.
 
     Args:
         found: all interfaces.
@@ -270,7 +275,12 @@ def choose(
             (links if interface.is_container_link(family) else usable).append(interface)
     offline = not usable
     if usable:
-        skipped += [(one, "loopback: used when nothing else is, or when it is named") for one in loopback]
+        for interface in loopback:
+            service = interface.service_addresses(family)
+            if service:
+                usable.append(structs.replace(interface, addresses=service))
+            else:
+                skipped.append((interface, "loopback: used when nothing else is, or when it is named"))
         skipped += [(one, "a container's link: used when nothing else is, or when it is named") for one in links]
     else:
         usable = links or loopback

@@ -155,8 +155,8 @@ def common_address(host: HostSeat, members: Sequence[Sequence[Path]], *, without
     All ranks use the network of that address among each other, and a backend needs a mesh, not a star: an
     address counts only where no member's path to it shows that this member is on another one of the host's networks
     (:func:`mingle.network.interfaces.reached_weakly`). If the user named the host's interfaces, their order decides
-    among those. Otherwise: first one that is not on a tunnel or on a bridge inside the host, then one whose subnet
-    holds the most members' own addresses (no router in between), then one that is not link-local (those need a scope),
+    among those. Otherwise: first one that is not on a tunnel or on a bridge inside the host, then one that is not
+    link-local (those need a scope), then one whose subnet holds the most members' own addresses (no router in between),
     then the host's own order of preference.
 
     Args:
@@ -176,13 +176,13 @@ def common_address(host: HostSeat, members: Sequence[Sequence[Path]], *, without
     def is_neighbor(local: str, address: str) -> bool:
         return ipaddress.ip_address(local) in subnets[address]
 
-    def worth(address: str) -> tuple[bool, int, bool]:
+    def worth(address: str) -> tuple[bool, bool, int]:
         neighbors = 0
         if address in subnets:
             for paths in members:
                 local = (path.local_address for path in paths if path.host_address == address)
                 neighbors += any(is_neighbor(each, address) for each in local)
-        return address not in host.last_resort, neighbors, not ipaddress.ip_address(address).is_link_local
+        return address not in host.last_resort, not ipaddress.ip_address(address).is_link_local, neighbors
 
     # max() returns the first of equals: the order of preference.
     return max(candidates, key=worth, default=None)

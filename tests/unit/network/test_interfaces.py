@@ -124,6 +124,19 @@ def test_the_limit_of_open_files_leaves_out_the_last_ones_and_never_the_first() 
     assert not choose([LO, ETH0, ETH1], files=1024).left_out
 
 
+def test_a_service_address_on_loopback_is_as_good_as_a_card() -> None:
+    routed = nic("lo", 1, "127.0.0.1/8", "10.9.0.1/32", "::1/128", "fd09::1/128", "169.254.20.10/32", loopback=True)
+    fabric = nic("eth5", 5, "fe80::5/64")
+    choice = choose([routed, fabric])
+    assert [str(one) for one in choice.usable] == ["lo 10.9.0.1/32 fd09::1/128", "eth5 fe80::5/64"]
+    assert not choice.skipped
+    assert names(choose([routed, ETH0])) == ["eth0", "lo"]
+    assert [str(one) for one in choose([routed, fabric], family="4", named=["10.9.0.1"]).usable] == [
+        "lo 10.9.0.1/32 127.0.0.1/8 ::1/128 fd09::1/128 169.254.20.10/32"
+    ]
+    assert choose([routed, DOWN]).usable == (routed,), "an offline machine has all of loopback"
+
+
 def test_family() -> None:
     assert names(choose([ETH0, ETH1], family="6")) == ["eth0"]
     only_link_local = nic("eth5", 5, "fe80::5/64")

@@ -341,6 +341,12 @@ def host(own: list[str], prefixes: dict[str, int] = PREFIXES, **more: Any) -> Ho
         ),
         pytest.param([LINK], [[way(LINK, "fe80::2")]], LINK, id="link-local when there is no other"),
         pytest.param(
+            [LINK, LAN],
+            [[way(LINK, "fe80::2"), way(LAN, "203.0.113.9")]],
+            LAN,
+            id="one behind routers before a link-local one",
+        ),
+        pytest.param(
             [LAN, GLOBAL],
             [[way(LAN, "2001:db8::2"), way(GLOBAL, "2001:db8::2")]],
             GLOBAL,
