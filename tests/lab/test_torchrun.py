@@ -160,6 +160,100 @@ def test_two_jobs_at_once_and_one_again_with_the_same_id(lab: Lab, job: MakeJob)
     second.finish(*hosts)
 
 
+def logged(made: Job, host: Host, part: str) -> None:
+    """Wait until the agent of this host has said something."""
+    agent = made.agents[host]
+    made.until(lambda: any(part in event.data.get("text", "") for event in agent.events), f"{part!r} on {host.name}")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_second_run_of_an_id_on_other_machines_begins_when_the_first_one_has_ended(
+    lab: Lab, job: MakeJob, seed: int
+) -> None:
+    network = lab.network()
+    hosts, others = ([lab.host(network) for _ in range(2)] for _ in range(2))
+    first = job(f"first-{seed}", "2")
+    second = job(f"second-{seed}", "2", options=[f"--rdzv-id={first.name}"])
+    first.start(*hosts)
+    first.wait_for_group(hosts)
+    second.start(*others)
+    for other in others:
+        logged(second, other, "has been running for")
+    first.finish(*hosts)
+    second.wait_for_group(others)
+    second.finish(*others)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_second_run_of_an_id_says_why_it_waits_when_signals_have_ended_the_first_one(
+    lab: Lab, job: MakeJob, seed: int
+) -> None:
+    network = lab.network()
+    hosts, others = ([lab.host(network) for _ in range(2)] for _ in range(2))
+    first = job(f"killed-{seed}", "2")
+    second = job(
+        f"waits-{seed}",
+        "2",
+        conf="discovery_timeout=40",
+        options=[f"--rdzv-id={first.name}"],
+        env={"MINGLE_PROGRESS": "auto"},
+    )
+    first.start(*hosts)
+    first.wait_for_group(hosts)
+    second.start(*others)
+    for other in others:
+        logged(second, other, "has been running for")
+    for host in hosts:
+        first.agents[host].interrupt()
+    for other in others:
+        logged(second, other, "likely cause: nodes came while the job ran on others (node 0 on host ")
+    for other in others:
+        failure = second.agents[other].error(SECONDS)
+        assert "if that run has ended, start the nodes of this one again" in failure.message
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_machine_that_waits_since_nnodes_was_forgotten_is_told_so(lab: Lab, job: MakeJob, seed: int) -> None:
+    network = lab.network()
+    host, other = (lab.host(network) for _ in range(2))
+    first = job(f"alone-{seed}", "1")
+    second = job(f"apart-{seed}", "1", options=[f"--rdzv-id={first.name}"])
+    first.start(host)
+    first.wait_for_group([host])
+    second.start(other)
+    logged(second, other, "a job of 1 node runs there: was --nnodes forgotten?")
+    first.finish(host)
+    second.wait_for_group([other])
+    second.finish(other)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_two_torchruns_of_one_machine_that_take_the_place_of_another_one_are_named(
+    lab: Lab, job: MakeJob, seed: int
+) -> None:
+    network = lab.network()
+    host, other = (lab.host(network) for _ in range(2))
+    made = job(f"twice-{seed}", "2", conf="discovery_timeout=20")
+    made.start(host, host)
+    said = "two torchruns of one machine are in this job"
+    made.until(
+        lambda: any(said in event.data.get("text", "") for _, agent in made.past for event in agent.events),
+        "the warning",
+    )
+    made.start(other)
+    logged(made, other, said)
+    failure = made.agents[other].error(SECONDS)
+    assert f"likely cause: {said}" in failure.message
+    assert "start one torchrun on each machine" in failure.message
+    made.stop_file.touch()
+    for _, agent in made.past[:2]:
+        agent.result(SECONDS)
+
+
 def test_a_mistake_in_the_line_is_told_before_anything_else(lab: Lab, job: MakeJob) -> None:
     host = lab.host()  # without a network: nothing could be sent
     lines: list[tuple[dict[str, Any], str]] = [

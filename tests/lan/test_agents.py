@@ -591,6 +591,80 @@ def test_a_spare_that_counted_for_the_founding_would_split_the_job(monkeypatch: 
         a_spare_on_the_other_side(0)
 
 
+@pytest.mark.parametrize("end", ["host first", "members at once", "members 0.3 s before", "members 2 s before"])
+@pytest.mark.parametrize(("nodes", "count"), [((2, 2), 2), ((1, 1), 1), ((2, 3), 3), ((2, 4), 3)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_second_run_that_waits_for_the_first_one_begins_once_that_has_ended(
+    seed: int, nodes: tuple[int, int], count: int, end: str
+) -> None:
+    gathering = AgentGathering(seed, nodes)
+    first = running(gathering, nodes[1])
+    gathering.lan.loss = gathering.rng.choice((0.0, 0.3))
+    second = [gathering.start(f"other{number}", at=gathering.rng.uniform(0, 3)) for number in range(count)]
+    gathering.world.run(20.0)
+    assert all(agent.agent.memory.surplus and agent.outcome is None for agent in second)
+    host = gathering.host_of(first)
+    members = without(first, host)
+    for agent in [host, *members] if end == "host first" else members:
+        agent.close()
+    if end != "host first":
+        gathering.world.run({"members at once": 0.0, "members 0.3 s before": 0.3, "members 2 s before": 2.0}[end])
+        host.close()
+    gathering.run_until_together(second, 20.0)
+    assert not any(agent.agent.memory.surplus for agent in second)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_second_run_that_does_not_hear_how_the_first_one_ended_says_why_it_waits(seed: int) -> None:
+    gathering = AgentGathering(seed, (2, 2), timeout=60.0)
+    first = running(gathering, 2)
+    second = [gathering.start(f"other{number}") for number in range(2)]
+    gathering.world.run(10.0)
+    for agent in first:
+        agent.kill()
+    gathering.world.run(20.0)
+    for agent in second:
+        agent._event(agent.agent.ask_status)
+    gathering.world.run(1.0)
+    for agent in second:
+        cause = agent.agent.cause(agent.facts(), agent.now)
+        assert cause is not None
+        assert re.match(r"nodes came while the job ran on others \(node 0 on host m[01] \(10.0.0.[12]\), pid", cause[0])
+    gathering.world.run(40.0)
+    for agent in second:
+        text = str(agent.failure)
+        assert re.search(r"it takes 2 to begin, and [12] of those here came when all 2 places were taken", text)
+        assert "if that run has ended, start the nodes of this one again" in text
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_node_that_waits_for_a_job_of_one_node_is_asked_for_its_nnodes(seed: int) -> None:
+    gathering = AgentGathering(seed, (1, 1), timeout=20.0)
+    running(gathering, 1)
+    other = gathering.start("other")
+    gathering.world.run(5.0)
+    assert any("a job of 1 node runs there: was --nnodes forgotten?" in notice for notice in other.notices)
+    gathering.world.run(20.0)
+    assert isinstance(other.failure, ConflictError)
+    assert "full with 1 node, hosted by host m0" in str(other.failure)
+    assert "was --nnodes forgotten?" in str(other.failure)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_agents_of_one_machine_that_are_two_nodes_of_a_job_are_named(seed: int) -> None:
+    gathering = AgentGathering(seed, (2, 2), timeout=20.0)
+    both = [gathering.start("m0"), gathering.start("m0")]
+    gathering.run_until_together(both, 5.0)
+    said = "two torchruns of one machine are in this job (m0, pids 101, 102)"
+    assert sum(said in notice for agent in both for notice in agent.notices) == 1
+    other = gathering.start("m1")
+    gathering.world.run(5.0)
+    assert any("two torchruns of one machine are in this job" in notice for notice in other.notices)
+    gathering.world.run(20.0)
+    assert "likely cause: two torchruns of one machine are in this job" in str(other.failure)
+    assert said in str(other.failure)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_late_agents_are_admitted_until_the_job_is_full(seed: int) -> None:
     gathering = AgentGathering(seed, (1, 3), timeout=20.0)
@@ -604,8 +678,8 @@ def test_late_agents_are_admitted_until_the_job_is_full(seed: int) -> None:
     gathering.world.run(10.0)
     assert surplus.outcome is None
     assert surplus.failure is None, "it waits"
-    agents.pop().close()
-    gathering.run_until_together([*agents, surplus], 5.0)
+    agents.pop().kill()
+    gathering.run_until_together([*agents, surplus], 15.0)
     too_many = gathering.start("m4")
     gathering.world.run(25.0)
     assert isinstance(too_many.failure, ConflictError)
@@ -662,7 +736,7 @@ def test_too_few_nodes_say_who_was_there() -> None:
 def test_other_numbers_of_nodes_are_refused() -> None:
     gathering = AgentGathering(2, (2, 3))
     agents = running(gathering, 3)
-    agents.pop().close()
+    agents.pop().kill()
     other = gathering.start("m9", nodes=Nodes(minimum=1, maximum=3))
     gathering.world.run(5.0)
     assert isinstance(other.failure, ConflictError)

@@ -107,7 +107,7 @@ def rank_names(row: Row) -> str:
 
 def agent_names(row: Row) -> str:
     """The same, of an agent."""
-    status = row.status or Status(joined=1, world_size=4, lacks="1 more node(s): 2 to 4 are wanted")
+    status = row.status or Status(joined=1, world_size=4, lacks="1 more node: 2 to 4 are wanted")
     policy = Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0)
     error = agent_reports.incomplete(_identity(row), Memory(policy), status, 5.0, Diagnostics(**row.heard), row.facts())
     return str(error.cause)
@@ -166,7 +166,7 @@ OTHER = {"bert": "host node9 (10.0.0.9), pid 4"}
 SECRET = {"10.0.0.2: secret: it has another one": None}
 LACKING = Status(joined=2, world_size=4, missing=(2, 3))
 ALONE = Status(joined=1, world_size=4, missing=(1, 2, 3))
-PAIR = Status(joined=2, world_size=4, lacks="1 more node(s): 3 to 4 are wanted")
+PAIR = Status(joined=2, world_size=4, lacks="1 more node: 3 to 4 are wanted")
 
 NO_ROUTE_WORDS = "no default route"
 RANKS = (
@@ -444,6 +444,15 @@ AGENTS = (
         status=Status(joined=2, world_size=4, refused=("host x: world size",)),
         machine=SURE,
         cause="settings that contradict the others",
+    ),
+    Row(
+        observed="nodes came while all places of the job were taken, and that run is gone",
+        status=Status(
+            joined=2, world_size=4, lacks="3 more nodes: …, and 2 of those here came when all 4 places were taken"
+        ),
+        heard={"seekers": A_PROCESS},
+        machine=SURE,
+        cause="nodes came while the job ran on others",
     ),
     Row(
         observed="a node said that it failed",

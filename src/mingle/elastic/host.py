@@ -65,6 +65,8 @@ class ElasticHost(Host):
         self._told: frames.Members | None = None
         self._ping_at = self._look_at = float("inf")
         self._clocks_warned = False
+        self._doubts = ""
+        """What was last found doubtful in the members."""
         self._pinged_at = float("-inf")
         self._rounds_asked: dict[int, dict[int, float]] = {}
         """When each question about a round came that is not answered: by the connection, and the question's number."""
@@ -72,6 +74,7 @@ class ElasticHost(Host):
         """When the address of the store was first seen to be gone, if it is."""
         super().__init__(identity, session, endpoints, context, started, deadline=deadline, diagnostics=diagnostics)
         self.conflicts.running_check.patience = context.timeout
+        self.conflicts.running_check.told = memory.note_run
 
     def _admission(self) -> Quorum:
         return self.quorum
@@ -196,7 +199,6 @@ class ElasticHost(Host):
     def _look(self, now: float) -> None:
         """Check what the last event means for the session."""
         registrar = self.registrar
-        self._memory.surplus |= any(each.surplus for each in self.conflicts.running_check.running)
         best = self._memory.best_status
         if self.outcome is None and (best is None or len(registrar.seats) > best.joined):
             self._memory.note_status(registrar.status())
@@ -235,6 +237,9 @@ class ElasticHost(Host):
         for conn in self.registrar.seats.connections():
             self._callers.send(conn, members)
         self._compare_clocks()
+        if (doubts := self.quorum.doubts()) and doubts != self._doubts:
+            self._effects.append(Notice(elastic_reports.shared_machine(self.identity, doubts)))
+        self._doubts = doubts
 
     def _compare_clocks(self) -> None:
         """Warn, once in a session, of clocks that are too far apart to order the sessions of the job."""

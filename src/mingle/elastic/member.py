@@ -61,6 +61,7 @@ class AgentMember(Candidate):
         self._checked_at = now
         super().__init__(identity, context, now)
         self.search.running_check.patience = context.timeout
+        self.search.running_check.told = memory.note_run
 
     @property
     def running(self) -> bool:
@@ -131,15 +132,11 @@ class AgentMember(Candidate):
             case frames.Closed():
                 self._released(session, frame)
             case frames.Refused(reason="surplus"):
-                memory.surplus = True
+                memory.surplus, memory.ran = True, frame.detail
                 frame = msgspec.structs.replace(frame, reason="full")
             case frames.Refused(reason="mesh"):
                 self._is_left_out(frame, now)
         super().host_said(session, frame, now)
-
-    def runs_elsewhere(self, running: frames.Running) -> None:
-        """Take note of what a session says of itself that this agent is not in."""
-        self._memory.surplus |= running.surplus
 
     def _renew(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Renew the binding: from SEALED on, every frame of the host does."""

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS, Binding, Leases
-from mingle.errors import ConfigurationError
+from mingle.errors import ConfigurationError, counted
 from mingle.protocol import reports
 from mingle.protocol.admission import Admission
+from mingle.protocol.seating import node_keys
 from mingle.protocol.seats import Seated
 from mingle.wire import frames
 
@@ -29,6 +30,8 @@ CLOCK_ERROR_SECONDS = 86_400.0
 """A generation that is further ahead of all clocks than this is forged, or stems from a clock that was wrong."""
 LEFT_OUT_REMEMBERED = 64
 """Of how many nodes that were left out, each with the reason, the others are not told again."""
+CAME_TOO_LATE = "came when"
+"""What `Quorum.lacks` says of surplus agents."""
 ANSWERS_SECONDS = 3.0
 """A member that has answered a PING within this time is alive, so its seat will not be free soon."""
 
@@ -47,7 +50,7 @@ class Nodes:
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.maximum <= frames.MAX_NODES:
             raise ConfigurationError.explain(
-                f"a job can't have {self.minimum} to {self.maximum} nodes",
+                f"a job can't have {self.minimum} to {counted(self.maximum, 'node')}",
                 cause="the two numbers of --nnodes=MIN:MAX are mixed up, or one of them is mistyped",
                 remedy=f"give 1 <= MIN <= MAX <= {frames.MAX_NODES}",
             )
@@ -109,8 +112,11 @@ class Memory:
     """The highest generation of the sessions that it was in; -1 before the first."""
     had_quorum: bool = False
     """Whether it was in a session that had its quorum; such an agent takes part in no small start."""
+    ran: str = ""
+    """The agents of the last session that was full with others, as it said."""
     surplus: bool = False
-    """Whether a session with MAX answering agents refused it; such an agent counts for no founding until admitted."""
+    """Whether a session with MAX answering agents refused it; such an agent counts for no founding until it is
+    admitted, or that job has ended in an orderly way."""
     seat: tuple[bytes, bytes] = (b"", b"")
     """The last session in which it had a seat, and the token of that seat."""
     companions: tuple[frames.ProcessInfo, ...] = ()
@@ -131,6 +137,14 @@ class Memory:
         here = {(who.hostname, who.pid) for who in present}
         return [str(who) for who in self.companions if (who.hostname, who.pid) not in here]
 
+    def note_run(self, said: frames.Running | frames.Closed) -> None:
+        """Take note of what a session says of itself that this agent is not in."""
+        if isinstance(said, frames.Running):
+            self.surplus |= said.surplus
+            self.ran = said.roster
+        elif not said.regather:  # the job has ended for all its agents, so none of them can hold it elsewhere
+            self.surplus = False
+
     def note_status(self, status: frames.Status) -> None:
         """Keep a status, unless more agents were there before."""
         if self.best_status is None or status.joined >= self.best_status.joined:
@@ -143,7 +157,7 @@ class Quorum(Admission):
     CONFIRM goes out once F agents are seated, or MIN after a last call where that is allowed. GO is decided, and the
     session is kept, only while the leases of that many agents are valid (:mod:`mingle.elastic.leases`). An agent that
     was refused because MAX agents held all seats and answered is *surplus*: it counts for no founding until a session
-    has admitted it.
+    has admitted it, or the host that refused it has ended the job.
 
     Args:
         session: the session's name.
@@ -269,6 +283,13 @@ class Quorum(Admission):
         alive = all(self.leases.until(member) >= answered for member in self._others())
         return alive and all(newcomer.hostname != seat.applicant.who.hostname for seat in self.seats.values())
 
+    def too_late(self, newcomer: frames.Join) -> bool:
+        """Return whether a member has ended the job, and the newcomer was never in this session: it waits for the end.
+
+        It would find that no round begins any more, and the next run of the job is another session.
+        """
+        return self.ending and newcomer.generation < self.generation
+
     def admits(self, now: float) -> bool:
         """Return whether enough members have answered lately: no newcomer fills a session that the others have left."""
         return self.ending or now < self.proved_at() + ANSWER_SECONDS
@@ -364,6 +385,16 @@ class Quorum(Admission):
         """Take note that a member's workers are done or have failed for good, which ends the job."""
         self.ending = True
 
+    def doubts(self) -> str:
+        """Return which members are agents of one machine, as text for people; empty: none."""
+        applicants = [seat.applicant for seat in self.seats.values()]
+        machines: dict[object, list[frames.ProcessInfo]] = {}
+        for key, applicant in zip(node_keys(applicants), applicants, strict=True):
+            machines.setdefault(key, []).append(applicant.who)
+        shared = [agents for agents in machines.values() if len(agents) > 1]
+        named = (f"{agents[0].hostname}, pids {reports.few(sorted(each.pid for each in agents))}" for agents in shared)
+        return f"{reports.SHARED_MACHINE} ({reports.few(named, '; ')})" if shared else ""
+
     def lacks(self) -> str:
         """Return what this gathering lacks before it can be sealed, as text for people; empty if nothing."""
         nodes, founding = self.policy.nodes, len(self._candidates())
@@ -371,9 +402,10 @@ class Quorum(Admission):
             return "the end of its lease in the previous session"
         if founding >= nodes.founders:
             return ""
-        text = f"{nodes.founders - founding} more node(s): it takes {nodes.founders} to begin"
+        text = f"{counted(nodes.founders - founding, 'more node')}: it takes {nodes.founders} to begin"
         if founding < len(self.seats):
-            text += f", and {len(self.seats) - founding} of those here came when all {nodes.maximum} places were taken"
+            full = "the only place was" if nodes.maximum == 1 else f"all {nodes.maximum} places were"
+            text += f", and {len(self.seats) - founding} of those here {CAME_TOO_LATE} {full} taken"
         if self.policy.may_start_small(experienced=self._experienced):
             if founding >= nodes.minimum:
                 text += f", or {self.policy.last_call:g} s without a newcomer"

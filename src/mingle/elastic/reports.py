@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from mingle.elastic.quorum import Memory, Policy
-from mingle.errors import ConnectivityError, DiscoveryTimeoutError, MingleError
+from mingle.elastic.quorum import CAME_TOO_LATE, Memory, Policy
+from mingle.errors import ConnectivityError, DiscoveryTimeoutError, MingleError, counted
 from mingle.protocol import mesh_report, reports
 from mingle.protocol.machine import Identity
 from mingle.protocol.member import LEFT_OUT_SECONDS
@@ -35,8 +35,9 @@ def incomplete(
     most = memory.best_status or status
     were = "; ".join(most.present) or str(identity.who)
     nodes = memory.policy.nodes
+    places = "node was" if nodes.maximum == 1 else "nodes were"
     observation = (
-        f"job {identity.job!r} did not start within {seconds:g} s: {most.joined} of {nodes} nodes were there ({were})"
+        f"job {identity.job!r} did not start within {seconds:g} s: {most.joined} of {nodes} {places} there ({were})"
     )
     if most.joined > status.joined:
         observation += f", {status.joined} at the end"
@@ -57,7 +58,7 @@ def incomplete(
 def _wanted(memory: Memory, status: Status) -> str:
     """Return how many nodes the job needs, and which nodes of the last session are missing."""
     nodes = memory.policy.nodes
-    text = f"\n  a job of --nnodes={nodes.minimum}:{nodes.maximum} begins with {nodes.founders} nodes"
+    text = f"\n  a job of --nnodes={nodes.minimum}:{nodes.maximum} begins with {counted(nodes.founders, 'node')}"
     if nodes.minimum < nodes.founders:
         text += f" (with {nodes.minimum} if --rdzv-conf allow_minority=1 is given)"
     if "missed: " in status.lacks:
@@ -94,6 +95,12 @@ def _why_incomplete(
             "the missing nodes have ended or are cut off; if they are cut off, they may run the job without this one",
             "start the missing nodes again, or repair the network; where two parts of the job may run at once, give "
             "every node --rdzv-conf allow_minority=1.",
+        )
+    elif CAME_TOO_LATE in status.lacks:
+        certain = (
+            f"nodes came while the job ran on others{f' ({memory.ran})' if memory.ran else ''}, and wait for its end. "
+            "Its host has gone without a good-bye: it was ended by a signal, or its network was cut",
+            "if that run has ended, start the nodes of this one again; else give this one another --rdzv-id.",
         )
     elif status.refused and ": mesh (" in status.refused[-1]:
         certain = f"a node and another one can't reach each other: {status.refused[-1]}", _MESH
@@ -136,6 +143,14 @@ def small(identity: Identity, policy: Policy, joined: int) -> str:
         f"job {identity.job!r} starts with {joined} of {nodes.maximum} nodes, since no other node came. In another "
         "part of a split network it could start a second time; the two would become one as soon as they meet."
         f"{prevented}"
+    )
+
+
+def shared_machine(identity: Identity, doubts: str) -> str:
+    """Return the warning that several agents of one machine are nodes of a job."""
+    return (
+        f"job {identity.job!r}: {doubts}, and each counts as a node. Start one on each machine (under srun: "
+        "--ntasks-per-node=1), unless they are meant to share it"
     )
 
 

@@ -80,6 +80,10 @@ class Admission:
         """Return whether a newcomer to a running session is certainly one too many."""
         return False
 
+    def too_late(self, newcomer: frames.Join) -> bool:
+        """Return whether the running session is about to end, and takes no newcomer that was not in it."""
+        return False
+
     def came(self, now: float) -> None:
         """Take note of a new member."""
 
@@ -133,6 +137,10 @@ class Admission:
 
     def ended_by_member(self) -> None:
         """Take note that a member of the running session has said good-bye."""
+
+    def doubts(self) -> str:
+        """Return what is doubtful in the members, as text for people; empty if nothing."""
+        return ""
 
     def lacks(self) -> str:
         """Return what the session lacks before it can be sealed, as text for people; empty if nothing."""

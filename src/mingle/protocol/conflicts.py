@@ -151,7 +151,9 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
                 session.forget_life()
             else:
                 self.running_check.said(session, frame, now)
-        elif isinstance(frame, frames.Closed) and frame.conflict:
+        elif isinstance(frame, frames.Closed) and not frame.conflict:
+            self.running_check.closed(session, frame)
+        elif isinstance(frame, frames.Closed):
             # The other host fails because of this one: its time was up a moment before ours, and both must fail.
             running, lasted = session.running, self._has_lasted(session, CONFLICT_SECONDS / 2, now)
             if running is not None and running.state == "open" and lasted:

@@ -138,7 +138,9 @@ class Description:
         if self._members[0] != version:  # callers can ask often
             members = whos(registrar.seats, state.places)
             ranks = tuple(sorted(who.rank for who in members if who.rank is not None))[:4096]
-            self._members = version, ranks, described(members)
+            doubts = registrar.admission.doubts()
+            roster = f"{described(members)}; {doubts}" if doubts else described(members)
+            self._members = version, ranks, roster[: frames.MAX_TEXT_CHARACTERS]
         return frames.Running(
             state="running" if isinstance(state, Committed) else "sealed" if state.sealed else "open",
             world_size=self._identity.world_size,

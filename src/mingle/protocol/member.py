@@ -554,9 +554,6 @@ class Joiner:
         )
         self._change("GO", Formed(Membership(self.identity, outcome, session, self.roster, self.search.race)))
 
-    def runs_elsewhere(self, running: frames.Running) -> None:
-        """Do nothing: the search waits for the end of such a session."""
-
     # --- REFUSED, CLOSED and loss ----------------------------------------------------------------------------------
 
     def _refused(self, session: KnownSession, frame: frames.Refused, now: float) -> None:
@@ -575,6 +572,7 @@ class Joiner:
             session.ran, session.retry_at = None, now + LEFT_OUT_SECONDS
             self.search.resume(now)
         elif frame.reason in ("running", "full"):
+            session.turned_away = frame.reason == "running"
             # Full, or sealed without this member: wait for its end, like for any other run of the same job.
             full = session.offer.world_size
             session.offer = msgspec.structs.replace(session.offer, state="sealed", joined=full)

@@ -16,7 +16,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mingle.diagnostics import CheckStatus
-from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
+from mingle.errors import (
+    AuthenticationError,
+    ConflictError,
+    DiscoveryTimeoutError,
+    InterfaceError,
+    MingleError,
+    counted,
+)
 from mingle.protocol import mesh_report
 from mingle.protocol.machine import Identity
 from mingle.protocol.observations import Diagnostics, NetworkFacts
@@ -41,6 +48,8 @@ _SILENT: Cause = (
     "the host's process is stopped or hangs, or its network was cut",
     "look at the output of the host; end it if it hangs, and start the job again.",
 )
+SHARED_MACHINE = "two torchruns of one machine are in this job"
+"""What a host of agents says of its members, if it is so."""
 _SHORT_FIX = 100
 """The longest fix that stands in the progress line, in characters."""
 
@@ -631,19 +640,41 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
 
 def running(identity: Identity, running: Running, seconds: float) -> MingleError:
     """Return the error for a job that is already running under the same id."""
+    cause, remedy = _why_full(identity, running) or (
+        "the job was started twice, has one process too many, or its last run has not ended",
+        "give this run another job id, or end the other one first.",
+    )
     return ConflictError.explain(
         f"job {identity.job!r} has been running for {running.seconds + seconds:.0f} s, and is full with "
-        f"{running.world_size} {identity.who.unit}s, hosted by {running.host}. It has: {running.roster}",
-        cause="the job was started twice, has one process too many, or its last run has not ended",
-        remedy="give this run another job id, or end the other one first.",
+        f"{counted(running.world_size, identity.who.unit)}, hosted by {running.host}. It has: {running.roster}",
+        cause=cause,
+        remedy=remedy,
     )
+
+
+def _why_full(identity: Identity, running: Running) -> Cause | None:
+    """Return why a running job has no place for an agent, if what it says of itself shows that."""
+    if identity.kind != "agents":
+        return None
+    if running.world_size == 1:
+        return (
+            "a job of 1 node runs there: was --nnodes forgotten? Torchrun's default is 1",
+            "give every node the same --nnodes, or this run another --rdzv-id.",
+        )
+    if SHARED_MACHINE in running.roster:
+        return (
+            f"{SHARED_MACHINE}, and took the place of this one",
+            "start one torchrun on each machine; under srun: --ntasks-per-node=1.",
+        )
+    return None
 
 
 def running_notice(identity: Identity, running: Running, seconds: float) -> str:
     """Return the line that says, soon, that a job is already running."""
+    why = _why_full(identity, running)
     return (
         f"job {identity.job!r} has been running for {running.seconds + seconds:.0f} s, hosted by {running.host}; "
-        "waiting for it to end. Use another job id if these are two jobs."
+        f"waiting for it to end. {'Use another job id if these are two jobs.' if why is None else '; fix: '.join(why)}"
     )
 
 

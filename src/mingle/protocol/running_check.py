@@ -33,6 +33,9 @@ class RunningCheck:
         claims: the budget for runs that are only claimed.
         patience: the time that a run is waited for, in seconds.
         freed: called when this process no longer waits for the end of a session.
+
+    Attributes:
+        told: called with what a session without this process says: RUNNING, or CLOSED if the job ran there.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class RunningCheck:
         freed: Callable[[float], None] | None = None,
     ) -> None:
         self.patience = patience
+        self.told: Callable[[frames.Running | frames.Closed], None] = lambda _: None
         self._identity = identity
         self._table = table
         self._effects = effects
@@ -93,12 +97,18 @@ class RunningCheck:
 
     def said(self, session: KnownSession, running: frames.Running, now: float) -> None:
         """Handle what a session says of itself."""
+        self.told(running)
         changed = session.running is not None and (session.running.state == "open") != (running.state == "open")
         session.running, session.said_at, session.presumed_dead = running, now, False
         if running.state == "running":
             session.ran = running
         if session.alive_since is None or changed:
             session.alive_since, session.notified = now, False
+
+    def closed(self, session: KnownSession, closed: frames.Closed) -> None:
+        """Handle the end of a session, as its host says."""
+        if session.running is not None and session.running.state == "running":
+            self.told(closed)
 
     def unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> bool:
         """Handle a race that was lost; return whether the session still counts as alive, so that it is asked again."""

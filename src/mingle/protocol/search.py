@@ -46,9 +46,6 @@ class Searcher(Protocol):
     def unreached(self, session: KnownSession, now: float, *, refused: bool) -> None:
         """Handle a race that was lost; ``refused``: on every address, so that the host's process has ended."""
 
-    def runs_elsewhere(self, running: frames.Running) -> None:
-        """Handle what a session says of itself that this process is not in."""
-
 
 class Search(SessionPolicy[KnownSession]):
     """The questions of a process, the sessions that it has heard of, and the races for them.
@@ -127,7 +124,7 @@ class Search(SessionPolicy[KnownSession]):
             if now >= session.retry_at:
                 self.race(session, now)
             return
-        reopened = race.call.purpose == "probe" and session.offer.takes_members
+        reopened = race.call.purpose == "probe" and session.has_room
         if not reopened or race.state is RaceState.RACING or now < session.retry_at:
             race.add(session.targets)
             return
@@ -146,7 +143,7 @@ class Search(SessionPolicy[KnownSession]):
     def race(self, session: KnownSession, now: float) -> bool:
         """Start a race for a session, unless it is one to join and another comes first. Return whether it started."""
         bound = self.bound_elsewhere(session)
-        has_room = session.offer.takes_members or session.confirmed
+        has_room = session.has_room or session.confirmed
         if has_room and bound and (session.alive_since is None or session.offer.state == "sealed"):
             # It is said to have a free seat, so it does not run without this member. It will be heard again.
             session.forget_life()
@@ -223,11 +220,12 @@ class Search(SessionPolicy[KnownSession]):
         if session is self._searcher.session:
             self._searcher.host_said(session, frame, now)
         elif isinstance(frame, frames.Running):
-            self._searcher.runs_elsewhere(frame)
             self._probed(session, frame, now)
-        elif isinstance(frame, frames.Closed) and frame.conflict:
-            # The next session can be free of the conflict: it counts if none comes.
-            self.conflict = reports.closed_by_host(self._identity, frame)
+        elif isinstance(frame, frames.Closed):
+            self.running_check.closed(session, frame)
+            if frame.conflict:
+                # The next session can be free of the conflict: it counts if none comes.
+                self.conflict = reports.closed_by_host(self._identity, frame)
 
     def _probed(self, session: KnownSession, running: frames.Running, now: float) -> None:
         if running.state == "open":

@@ -49,6 +49,8 @@ class KnownSession(Struct, eq=False):
     """Whether this process has confirmed there, and was not refused since: a full session can keep its seat."""
     acknowledged: frames.Sealed | None = None
     """The seal that this process has acknowledged there: if it comes back in that epoch, it lacks GO alone."""
+    turned_away: bool = False
+    """Whether it has refused this process since it runs: a free seat there is for others, until it is open again."""
     called_in_vain: bool = False
     """Whether no connection to its host could be made in the last race: a firewall can drop every call to it."""
     unreached: int = 0
@@ -81,6 +83,11 @@ class KnownSession(Struct, eq=False):
     def host_name(self) -> str:
         """The name of its host, for reports."""
         return self.offer.host_name
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is said to have a free seat for this process."""
+        return self.offer.takes_members and (self.offer.state == "open" or not self.turned_away)
 
     @property
     def is_proved(self) -> bool:

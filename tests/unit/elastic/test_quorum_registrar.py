@@ -139,7 +139,7 @@ def test_fewer_wait_for_a_whole_last_call_without_a_newcomer() -> None:
     registry.join("B")
     registry.wait(LAST_CALL - 0.1)
     assert type(registry.registrar.state) is Open
-    assert registry.quorum.lacks() == "1 more node(s): it takes 3 to begin, or 30 s without a newcomer"
+    assert registry.quorum.lacks() == "1 more node: it takes 3 to begin, or 30 s without a newcomer"
     registry.wait(0.1)
     assert type(registry.registrar.state) is Confirming
     assert registry.quorum.small
@@ -150,7 +150,7 @@ def test_fewer_than_the_least_are_never_enough() -> None:
     registry.join("B")
     registry.wait(10 * LAST_CALL)
     assert type(registry.registrar.state) is Open
-    assert registry.quorum.lacks() == "2 more node(s): it takes 4 to begin"
+    assert registry.quorum.lacks() == "2 more nodes: it takes 4 to begin"
 
 
 @pytest.mark.parametrize("who", ["host", "member"])
@@ -160,7 +160,7 @@ def test_agent_of_a_session_with_a_quorum_waits_for_the_next_quorum(who: str) ->
     registry.wait(10 * LAST_CALL)
     assert type(registry.registrar.state) is Open
     assert registry.registrar.status().lacks == (
-        "1 more node(s): it takes 3 to begin, or 2 with --rdzv-conf allow_minority=1; "
+        "1 more node: it takes 3 to begin, or 2 with --rdzv-conf allow_minority=1; "
         "missed: host node-H (10.0.0.8), pid 72"
     )
     assert registry.registrar.status().present == tuple(str(each) for each in whos(registry.registrar.seats, {}))
@@ -485,7 +485,11 @@ def test_after_go_a_lost_member_gives_its_seat_free_and_no_more() -> None:
     registry.registrar.left(conns["C"], 2.0, "its workers are done")
     assert registry.quorum.ending
     assert set(registry.registrar.seats) == {member("A")}
-    late = registry.join("D")
+    new = registry.join("E")
+    (refusal,) = registry.said()[new]
+    assert isinstance(refusal, frames.Refused)
+    assert refusal.reason == "running", "it would join a job that ends, and waits for that instead"
+    late = registry.join("D", generation=registry.quorum.generation)  # it was a member, and lost its connection
     assert registry.kinds(late) == [frames.Joined, frames.Confirm]
     registry.confirm(late, "D")
     sealed = registry.said()[late][-1]

@@ -34,7 +34,7 @@ FACTS = NetworkFacts(
 )
 BLOCKED = Finding("multicast", CheckStatus.FAIL, "this host's firewall drops it", "nft insert rule x")
 DOUBTFUL = Finding("interfaces", CheckStatus.WARN, "eth1 is up, too", "name it", explains_silence=True)
-ALONE = Status(joined=1, world_size=4, lacks="1 more node(s): 2 to 4 are wanted")
+ALONE = Status(joined=1, world_size=4, lacks="1 more node: 2 to 4 are wanted")
 
 
 def incomplete(
@@ -56,11 +56,11 @@ def incomplete(
 
 
 def test_too_few_nodes() -> None:
-    status = Status(joined=1, world_size=4, present=("host one, pid 1",), lacks="1 more node(s): 2 to 4 are wanted")
+    status = Status(joined=1, world_size=4, present=("host one, pid 1",), lacks="1 more node: 2 to 4 are wanted")
     error = incomplete(status)
     assert isinstance(error, DiscoveryTimeoutError)
     assert "within 30 s: 1 of 2 to 4 nodes were there (host one, pid 1)" in error.observation
-    assert "lacks 1 more node(s)" in error.observation
+    assert "lacks 1 more node" in error.observation
     assert "--nnodes=2:4 begins with 3 nodes (with 2 if --rdzv-conf allow_minority=1 is given)" in error.observation
     assert error.remedy is not None
     assert "MINGLE_PEERS=<all nodes>" in error.remedy, "no process was heard: most clouds carry no multicast"

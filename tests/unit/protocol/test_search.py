@@ -54,9 +54,6 @@ class Searcher:
     def unreached(self, session: KnownSession, now: float, *, refused: bool) -> None:
         self.told.append(("unreached", session.name, refused))
 
-    def runs_elsewhere(self, running: frames.Running) -> None:
-        self.told.append(("runs", running))
-
     def names(self) -> list[str]:
         return [each[0] for each in self.told]
 
@@ -273,7 +270,6 @@ def probed(searching: Searching, state: str = "running") -> tuple[KnownSession, 
 def test_no_session_is_joined_while_the_job_runs_elsewhere() -> None:
     searching = Searching()
     probed(searching)
-    assert searching.searcher.told == [("runs", running())]
     assert searching.hear(offer(OTHER, port=4001), 1.1).race is None
     assert searching.hear(offer(b"U" * 16, state="sealed", port=4002), 1.1).races_to("probe")
 
