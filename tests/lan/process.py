@@ -538,7 +538,7 @@ class Process:
                 self.sent += 1
                 if isinstance(source.reply_to, Process):  # else its question was played again
                     self.network.unicast(self, source.reply_to, Packet(encode(message, self.key)))
-            case effects.Dial(conn, address, port, _):
+            case effects.Dial(conn, address, port):
                 self._dial(conn, address, port)
             case effects.Write(conn, data):
                 if conn in self._ends:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from mingle.cli import jobs
 from mingle.cli.checks import judge, why_unheard
-from mingle.diagnostics import Finding, diagnosis
+from mingle.diagnostics import Detour, Finding, diagnosis
 from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.diagnostics.firewall import Chain
 from mingle.elastic import reports as agent_reports
@@ -56,6 +56,7 @@ NO_TCP = Facts(
     networks=["10.0.0.0/24"],
     chains=[Chain("inet", "filter", "input", "input", "drop")],
 )
+ASTRAY = Facts(port=29499, used=["eth1"], used_names=["eth1"], detours=[Detour("10.0.0.1", "eth1", "eth0")])
 SURE = Facts(port=29499, used=["eth0"], used_names=["eth0"], send_errors={"ENETUNREACH": 3}, default_route=False)
 
 HOST = "host node0 (10.0.0.1:40000), pid 7"
@@ -161,6 +162,7 @@ TO_HOST = {
         "rank 1 on host n, pid 1", "rank 0 on host node0 (10.0.0.1), pid 7", "10.0.0.1 no answer within 1 s", 1.0
     )
 }
+TO_HOST_ASTRAY = {pair: replace(each, how="10.0.0.1 sent through eth0, not eth1") for pair, each in TO_HOST.items()}
 TYPO = {"resent": "host node9 (10.0.0.9), pid 4"}
 OTHER = {"bert": "host node9 (10.0.0.9), pid 4"}
 SECRET = {"10.0.0.2: secret: it has another one": None}
@@ -362,6 +364,24 @@ RANKS = (
         },
         machine=NO_ROUTE,
         cause="rank 1 on host n, pid 1 hears rank 0 on host node0 (10.0.0.1), pid 7 and does not reach it over TCP",
+    ),
+    Row(
+        observed="the same, and the kernel sends to it by another interface than the named one",
+        heard={"hosts": {HOST: "not reached: 10.0.0.1 No route to host"}},
+        machine=ASTRAY,
+        cause="the kernel sends to 10.0.0.1 through eth0, and eth1 was named",
+    ),
+    Row(
+        observed="the same, and it was dialed twice",
+        heard={"member": b"M" * 16, "unreached": TO_HOST},
+        machine=ASTRAY,
+        cause="the kernel sends to 10.0.0.1 through eth0, and eth1 was named",
+    ),
+    Row(
+        observed="another rank hears rank 0, and says that its kernel sends by another interface",
+        status=LACKING,
+        heard={"member": b"H" * 16, "unreached": TO_HOST_ASTRAY},
+        cause="does not reach it over TCP (10.0.0.1 sent through eth0, not eth1): its kernel sends by another",
     ),
     Row(
         observed="rank 0 was reached and is gone",
@@ -617,8 +637,8 @@ def table() -> str:
         "## Which cause an error names",
         "",
         "A failed check can be named as the cause whatever was heard. A check that warns is reported as a remark",
-        "(`on this machine: …`); it is named as the cause only if it can explain silence and no process was heard. The",
-        "first row that applies counts.",
+        "(`on this machine: …`); it is named as the cause only if it can explain silence and no process was heard, or",
+        "why a process that was heard is not reached. The first row that applies counts.",
     ]
     for who, (_, rows) in LADDERS.items():
         lines += ["", f"| observed by {who} | likely cause named |", "|---|---|"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import ClassVar
 
 from msgspec import Struct
 
-__all__ = ["CheckStatus", "Finding", "worst"]
+__all__ = ["CheckStatus", "Detour", "Finding", "worst"]
 
 
 class CheckStatus(IntEnum):
@@ -33,6 +34,8 @@ class Finding(Struct, frozen=True):
     """Whether a warning can be the reason why no other host is heard; other warnings are only reported."""
     keeps_to_itself: bool = False
     """Whether all that this host hears comes from itself, so that what it hears explains nothing."""
+    explains_unreached: bool = False
+    """Whether a warning can be the reason why a host that was heard can't be reached."""
 
     def __str__(self) -> str:
         return f"{self.observation}; {self.fix_in_one_line}" if self.remedy else self.observation
@@ -47,6 +50,41 @@ class Finding(Struct, frozen=True):
         """The remedy for a table, or a line of a log, with its commands as a shell takes them."""
         words, *commands = self.remedy.split("\n")
         return f"{words} {'; '.join(commands)}" if commands else words
+
+
+class Detour(Struct, frozen=True):
+    """The kernel sends to an address by another interface than the one that leads to it."""
+
+    MARK: ClassVar[str] = "sent through"
+
+    address: str
+    wanted: str
+    """The interface in whose subnet the address is."""
+    taken: str
+    """The interface whose route comes first: another one was named, or it has no carrier."""
+    carrier: bool = True
+
+    def __str__(self) -> str:
+        why = f"and {self.wanted} was named" if self.carrier else f"which has no carrier, and not through {self.wanted}"
+        return f"the kernel sends to {self.address} through {self.taken}, {why}"
+
+    @property
+    def brief(self) -> str:
+        """What this machine tells the other ones, which know the address: a report looks for the mark."""
+        return f"{self.MARK} {self.taken}, not {self.wanted}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it; the last line is a command."""
+        if not self.carrier:
+            return f"plug in the cable of {self.taken}, or set it down:\nsudo ip link set {self.taken} down"
+        command = route_through(self.wanted, self.address)
+        return f"route each other node through {self.wanted}, as this one:\n{command}"
+
+
+def route_through(interface: str, address: str) -> str:
+    """Return the command that has this machine's connections to an address leave by an interface."""
+    return f"sudo ip route add {address}/{128 if ':' in address else 32} dev {interface}"
 
 
 def worst(findings: Iterable[Finding]) -> CheckStatus:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
-from mingle.diagnostics import CheckStatus, Finding
+from mingle.diagnostics import CheckStatus, Detour, Finding
 from mingle.diagnostics.firewall import (
     LOOK_AS_ROOT,
     PROTOCOLS,
@@ -121,6 +121,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     """Observation and fix of each reason why a rank that is started here would not know its rank."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """The other major versions of the protocol that were heard, each with an address."""
+    detours: Sequence[Detour] = ()
+    """The connections that were not made, and that the kernel has sent by the wrong interface."""
     chains: Sequence[Chain] = ()
     manager: Manager = "nft"
 
@@ -152,6 +154,7 @@ def troubles(facts: Facts) -> list[Finding]:
     checks = (
         _folders,  # what the user has named, perhaps because nothing else can work here
         _interfaces,
+        _detours,
         _named_elsewhere,
         _routes,
         _port,
@@ -266,6 +269,12 @@ def _routes(facts: Facts) -> Iterator[Finding]:
         )
     elif facts.default_route:
         yield Finding("routes", PASS, "there is a default route")
+
+
+def _detours(facts: Facts) -> Iterator[Finding]:
+    # Only a warning: the host can be reached at another address.
+    for detour in facts.detours:
+        yield Finding("routes", WARN, str(detour), detour.remedy, explains_unreached=True)
 
 
 def _port(facts: Facts) -> Iterator[Finding]:

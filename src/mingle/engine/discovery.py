@@ -184,6 +184,7 @@ def machine_context(settings: Settings, key: JobKey | None, driver: Driver) -> C
         mesh=settings.mesh,
         free_files=free_files,
         unsent=driver.connections.unsent,
+        astray=driver.interfaces.astray,
     )
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from mingle import forksafe
 from mingle.config import placement
 from mingle.config.settings import Network
+from mingle.diagnostics import Detour
 from mingle.engine import progress
 from mingle.engine.calls import Calls
 from mingle.engine.control_port import ControlPort
@@ -127,8 +128,9 @@ class Driver:
         self._job = job
         self._key = key
         self._perform_more, self._scanned, self._say = perform, scanned, say
-        self._settled, self._scanning = False, True
-        self._dialed: dict[int, Dial] = {}
+        self._settled, self._scanning, self._warned = False, True, False
+        self._dialed: dict[int, tuple[Dial, str]] = {}
+        """The connections that are being made, each with the address of ours that was bound."""
         storages = {} if storages is None else storages
         try:
             self._open(groups, storages, stack)
@@ -347,7 +349,7 @@ class Driver:
         elif isinstance(event, connections.SocketData):
             machine.handle(BytesReceived(event.conn, event.data), now)
         else:
-            self._dialed.pop(event.conn, None)
+            self._undo_dial(event.conn)
             machine.handle(Disconnected(event.conn, event.reason), now)
 
     def _give_up(self, conn: int) -> None:
@@ -360,14 +362,30 @@ class Driver:
         except Exception as error:
             self.rejections.fault(error, "the end of a connection")
 
+    def _warn_of(self, detour: Detour) -> None:
+        """Say once that connections work, and leave by another interface than the one that was named."""
+        if not self._warned:
+            self._warned = True
+            one_line = detour.remedy.replace("\n", " ")
+            text = f"{detour}: torch binds no address, so its connections leave there; fix: {one_line}"
+            self._say(logging.WARNING, text, None)
+
+    def _undo_dial(self, conn: int) -> None:
+        """Note of a connection that was not made whether the kernel has led it astray."""
+        dialed, source = self._dialed.pop(conn, (None, ""))
+        if dialed is not None and (detour := self.interfaces.astray(dialed.address, source)) is not None:
+            self.evidence.detours[detour.address] = detour
+
     def _connected(self, event: connections.SocketConnected, now: float) -> None:
-        dialed = self._dialed.pop(event.conn)
+        dialed, source = self._dialed.pop(event.conn)
         if event.local_address not in self.interfaces.addresses():
             self._rescan(now)  # the interface is newer than the last scan
             if not self.machine.owns(event.conn):
                 return
         owner = self.interfaces.owner(event.local_address, dialed.interface)
-        if not self.interfaces.in_use(owner):
+        if source and (detour := self.interfaces.detour(dialed.address)) is not None:
+            self._warn_of(detour)
+        if not (dialed.as_torch or self.interfaces.in_use(owner)):
             self.connections.hang_up(event.conn)
             reason = f"is reached through {owner}, and other interfaces were named"
             self.machine.handle(Disconnected(event.conn, reason), now)
@@ -399,16 +417,17 @@ class Driver:
                 except Exception as error:  # the asker chose the address
                     self.rejections.fault(error, f"a question from {source.address}")
             case Dial(conn, address, port, interface):
-                self._dialed[conn] = effect
+                bound = "" if effect.as_torch else self.interfaces.source_for(address)
+                self._dialed[conn] = effect, bound
                 try:
-                    events = self.connections.dial(conn, address, port, self.interfaces.index(interface))
+                    events = self.connections.dial(conn, address, port, self.interfaces.index(interface), bound)
                 except Exception as error:  # another host chose the address
                     self.rejections.fault(error, f"the address {address}")
                     events = [connections.SocketEnded(conn, f"can't be dialed: {error}")]
             case Write(conn, data):
                 events = self.connections.write(conn, data)
             case Hangup(conn) | Reset(conn):
-                self._dialed.pop(conn, None)
+                self._undo_dial(conn)
                 (self.connections.reset if isinstance(effect, Reset) else self.connections.hang_up)(conn)
             case Notice(text, warns):
                 self._say(logging.WARNING if warns else logging.INFO, text, None)

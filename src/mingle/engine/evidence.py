@@ -16,7 +16,7 @@ from mingle.protocol.observations import NetworkFacts
 from mingle.wire.datagrams import BROWSE_GROUP
 
 if TYPE_CHECKING:
-    from mingle.diagnostics import Finding
+    from mingle.diagnostics import Detour, Finding
     from mingle.diagnostics.diagnosis import Facts
 
 QUICK_SECONDS = 0.2
@@ -53,6 +53,8 @@ class Evidence:
         self._slow_from = now + QUICK_SECONDS
         self._rp_drops: int | None = None
         self._errors_said: Counter[str] = Counter()
+        self.detours: dict[str, Detour] = {}
+        """How the kernel has led connections astray that were not made, by the addresses dialed."""
 
     def count_drops(self, now: float) -> None:
         """Read once, when it is not quick any more, what the kernel has dropped before."""
@@ -86,6 +88,7 @@ class Evidence:
             "unresolved": self._udp.peers.failures,
             "folders": {folder: (each.what, each.fix) for folder, each in self._folders.problems.items()},
             "rp_drops_before": self._rp_drops,
+            "detours": tuple(self.detours.values()),
         }
 
     def observed_since(self) -> dict[str, Any]:

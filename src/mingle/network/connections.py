@@ -232,8 +232,16 @@ class Connections:
 
     # --- what the machines want ------------------------------------------------------------------------------------
 
-    def dial(self, conn: int, address: str, port: int, index: int) -> list[SocketEvent]:
-        """Begin to connect; ``index`` is the interface a link-local address was heard on."""
+    def dial(self, conn: int, address: str, port: int, index: int, source: str = "") -> list[SocketEvent]:
+        """Begin to connect.
+
+        Args:
+            conn: the number of the connection.
+            address: where to.
+            port: the port there.
+            index: the interface that a link-local address was heard on.
+            source: the address of this machine from which; empty: the kernel's choice.
+        """
         family, target = _endpoint(address, port, index)
         try:
             sock = forksafe.register(socket.socket(family, socket.SOCK_STREAM))
@@ -242,6 +250,8 @@ class Connections:
         sock.setblocking(False)
         tune(sock)
         try:
+            if source:
+                sock.bind((source, 0))
             sock.connect(target)
         except BlockingIOError:
             pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import socket
 import struct
 import sys
@@ -23,6 +24,7 @@ from msgspec import Struct, structs
 from mingle import forksafe
 from mingle.config.settings import Family
 from mingle.config.values import parse_address
+from mingle.diagnostics import Detour
 from mingle.errors import InterfaceError, counted
 from mingle.records import logger
 
@@ -52,6 +54,9 @@ _SIOCGIFFLAGS = 0xC0206911 if sys.platform == "darwin" else 0x8913
 _RTMGRP_LINK = 0x1
 _RTMGRP_IPV4_IFADDR = 0x10
 _RTMGRP_IPV6_IFADDR = 0x100
+_RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
+_RTA_DST, _RTA_SRC, _RTA_OIF = 1, 2, 4
+_NLM_F_REQUEST = 1
 _DRAINED_AT_ONCE = 64
 _IFREQ_SIZE = 40  # struct ifreq of a 64-bit Linux; the BSDs' 32 bytes fit
 
@@ -414,6 +419,59 @@ def has_direct_route(address: str) -> bool:
     return True
 
 
+def _source_of(address: str) -> str:
+    """Return the address from which the kernel sends to an address; empty: there is no route."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def egress(address: str, source: str = "") -> int:
+    """Return the index of the interface by which the kernel sends to an address; 0: it is not known (rtnetlink(7)).
+
+    Args:
+        address: where to.
+        source: the address of this machine from which, which a rule can route by; empty: the kernel's choice.
+    """
+    if sys.platform != "linux":
+        return 0
+    to, ours = _literal(address).packed, _literal(source).packed if source else b""
+    family = socket.AF_INET if len(to) == 4 else socket.AF_INET6
+    route = struct.pack("=8BI", family, 8 * len(to), 8 * len(ours), 0, 0, 0, 0, 0, 0)
+    for number, value in ((_RTA_DST, to), (_RTA_SRC, ours)):
+        route += struct.pack("=HH", 4 + len(value), number) + value if value else b""
+    request = struct.pack("=IHHII", 16 + len(route), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + route
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
+            netlink.settimeout(1.0)  # the kernel has answered when send(2) returns
+            netlink.send(request)
+            answer = netlink.recv(4096)
+    except OSError:  # also EMFILE, and a sandbox without netlink
+        return 0
+    if struct.unpack_from("=H", answer, 4) != (_RTM_NEWROUTE,):
+        return 0
+    at = 16 + len(struct.pack("=8BI", *bytes(9)))
+    while at + 4 <= len(answer):
+        length, number = struct.unpack_from("=HH", answer, at)
+        if number == _RTA_OIF:
+            return int(struct.unpack_from("=i", answer, at + 4)[0])
+        at += max(4, (length + 3) & ~3)
+    return 0
+
+
+def _is_neighbor(address: str, interface: str) -> bool:
+    """Return whether a machine has answered for an IPv4 address on an interface: proc(5), net/arp."""
+    try:
+        entries = [line.split() for line in Path("/proc/self/net/arp").read_text().splitlines()]
+    except OSError:
+        return False
+    return any(entry[0] == address and entry[-1] == interface and entry[2] != "0x0" for entry in entries)
+
+
 def reverse_path_drops() -> int:
     """Return how many packets the reverse path filter of this network namespace has dropped so far (Linux)."""
     try:
@@ -586,6 +644,49 @@ class InterfaceMonitor:
     def reached_weakly(self, local_address: str, remote: str) -> bool:
         """Return whether a connection says nothing about the network that `remote` is on: see `reached_weakly`."""
         return reached_weakly(self._owners.get(local_address), remote)
+
+    def source_for(self, address: str) -> str:
+        """Return the address of ours to bind for a connection to an address; empty: the kernel's choice will do.
+
+        Of two interfaces in one subnet the kernel sends by the one whose route comes first, whichever was named. The
+        address of a named one is bound, and rules of policy routing go by it. SO_BINDTODEVICE is of no use here: it
+        refuses answers that come in by the other interface, as they do under a strict reverse path filter.
+        """
+        to = _literal(address)
+        if not self._named or to.is_link_local or address in self._owners:
+            return ""
+        owner = self._owners.get(source := _source_of(address))
+        if source and (owner is None or self.in_use(owner.name)):  # no owner: the address is newer than the last scan
+            return ""
+        ours = [(each, own) for each in self.usable for own in each.addresses if own.version == to.version]
+        near = (str(own.ip) for _, own in ours if to in own.network)
+        by_rule = (str(own.ip) for each, own in ours if egress(address, str(own.ip)) == each.index)
+        return next(itertools.chain(near, by_rule), "")
+
+    def detour(self, address: str, source: str = "") -> Detour | None:
+        """Return how the kernel leads a connection astray; None: it does not, as far as it is known.
+
+        Args:
+            address: where the connection leads to.
+            source: the address of ours that was bound; empty: none.
+        """
+        to = _literal(address)
+        wanted = next((each for each in self.usable if any(to in own.network for own in each.addresses)), None)
+        if wanted is None or to.is_link_local or address in self._owners:
+            return None
+        index = egress(address, source)
+        taken = next((each for each in self.found if each.index == index), wanted)
+        if self.in_use(taken.name) and (taken.running or not wanted.running):
+            return None
+        return Detour(address, wanted.name, taken.name, taken.running)
+
+    def astray(self, address: str, source: str = "") -> Detour | None:
+        """Return the detour that can be the reason why a connection was not made: see `detour`.
+
+        Linux answers for each of its addresses on every wire. If it has done so where the kernel sends, packets arrive.
+        """
+        detour = self.detour(address, source)
+        return None if detour is None or (detour.carrier and _is_neighbor(address, detour.taken)) else detour
 
     def in_use(self, name: str) -> bool:
         """Return whether connections can use an interface: if the user named some, only those."""

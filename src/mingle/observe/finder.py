@@ -587,7 +587,7 @@ def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> reports.Cau
         facts,
         words,
         alone=True,
-        certain=reports.unreachable_host("its host", gone=gone) if sessions else None,
+        certain=reports.unreachable_host("its host", facts, gone=gone) if sessions else None,
         heard=searched if finder.seekers else None,
     )
     return cause or (heard if finder.diagnostics.other_jobs else silence)

@@ -173,7 +173,10 @@ class ConnectionRace:
     def unreached(self) -> str:
         """How the connection to the address that was named first failed; empty if something answered there."""
         first = next((target.address for target in self._targets.values() if target.address in self.failures), "")
-        return "" if first in self._answered or not first else f"{first} {self.failures[first]}"
+        if first in self._answered or not first:
+            return ""
+        detour = self._context.astray(first)
+        return f"{first} {self.failures[first] if detour is None else detour.brief}"
 
     @property
     def pending(self) -> bool:

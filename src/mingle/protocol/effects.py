@@ -38,6 +38,8 @@ class Dial(Struct, frozen=True):
     address: str
     port: int
     interface: str
+    as_torch: bool = False
+    """Whether to leave source and interface to the kernel's routes, as torch does, whatever the user has named."""
 
 
 class Write(Struct, frozen=True):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
+from mingle.diagnostics import Detour
 from mingle.errors import MingleError
 from mingle.protocol.claims import ClaimBudget, DialBudget
 from mingle.protocol.effects import Effect
@@ -172,6 +173,8 @@ class Context(Struct, frozen=True, kw_only=True):
     """Return the number of further connections that this process can hold."""
     unsent: Callable[[int], int] = lambda _conn: 0
     """Return the number of unsent bytes of a connection."""
+    astray: Callable[[str], Detour | None] = lambda _address: None
+    """Return the wrong interface by which connections to an address leave, so that they can't be made."""
     dials: DialBudget = field(default_factory=DialBudget)
     """The budget for connections to unproved endpoints."""
     mesh: Mesh = "off"

@@ -299,6 +299,8 @@ class Prover:
         self._forget(pursuit)
 
     def _failed(self, pursuit: _Pursuit) -> None:
+        if pursuit.how in ("no answer", "no route") and (detour := self._context.astray(pursuit.target.address)):
+            pursuit.how, pursuit.detail = "no route", detour.brief
         self.failures.append(
             Failure(member=pursuit.target.member, how=pursuit.how, detail=pursuit.detail[:64])  # a ShortText
         )
@@ -391,7 +393,7 @@ class Prover:
         conversation = MemberConversation(self._call, (target.address, target.port), self._context.key)
         pursuit.attempts[conn] = _Attempt(conversation)
         self._owners[conn] = pursuit
-        self._effects.append(Dial(conn, target.address, target.port, self._interface))
+        self._effects.append(Dial(conn, target.address, target.port, self._interface, as_torch=True))
 
 
 # --- the side that answers -----------------------------------------------------------------------------------------

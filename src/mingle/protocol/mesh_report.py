@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from mingle.diagnostics import firewall
+from mingle.diagnostics import Detour, firewall, route_through
 from mingle.errors import FREE_DESCRIPTORS, ConnectivityError, counted
 from mingle.protocol.mesh import targets_of
 from mingle.protocol.mesh_proof import Node, Pair, Proof
@@ -215,6 +215,13 @@ class _Text:
                 return f"a firewall on {there}, or between it and {here}, rejects TCP connections", allow
             case "no answer":
                 return f"a firewall on {there} or on {here}, or one between them, drops TCP connections", allow
+            case "no route" if Detour.MARK in self.pairs[pairs[0]].detail:
+                return (
+                    f"the kernel of {here} sends to {dialed.address} by another interface than {dialing.interface}, "
+                    "or one without a carrier, and torch binds no address",
+                    f"set the other interface down, or route each other node through {dialing.interface}, on {here} "
+                    f"and likewise on the others: `{route_through(dialing.interface, dialed.address)}`",
+                )
             case "no route":
                 return (
                     f"a wrong netmask or route on {here}, or {there} is not on the network of {self.proof.network}",

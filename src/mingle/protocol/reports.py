@@ -15,7 +15,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mingle.diagnostics import CheckStatus
+from mingle.diagnostics import CheckStatus, Detour
 from mingle.errors import (
     AuthenticationError,
     ConflictError,
@@ -212,6 +212,14 @@ def unreached(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
             text = f"{each.caller} hears {each.host} and does not reach it over TCP"
         lines.setdefault(frozenset(pair), f"{text} ({each.how})" if each.how else text)
     rules = [each for each in facts.findings if each.name == "tcp" and each.status is not CheckStatus.PASS]
+    if own and (astray := _astray(facts)):
+        return astray
+    if any(Detour.MARK in diagnostics.unreached[pair].how for pair in pairs):
+        return (
+            f"{few(lines.values(), '; ')}: its kernel sends by another interface than the named one, or by one without "
+            "a carrier",
+            "look at the likely cause there, which has the route to add.",
+        )
     if rules and own:
         return f"{few(lines.values(), '; ')}: {rules[0].observation}", f"{rules[0].remedy}."
     return (
@@ -243,6 +251,12 @@ def suspect(facts: NetworkFacts, diagnostics: Diagnostics) -> Cause | None:
     if not diagnostics.empty or versions(facts):
         return None
     found = (finding for finding in facts.findings if finding.explains_silence)
+    return next(((finding.observation, finding.fix) for finding in found), None)
+
+
+def _astray(facts: NetworkFacts) -> Cause | None:
+    """Return the warning that can explain why a process that was heard can't be reached."""
+    found = (finding for finding in facts.findings if finding.explains_unreached)
     return next(((finding.observation, finding.fix) for finding in found), None)
 
 
@@ -522,16 +536,17 @@ def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFac
     host = _host(identity)
     certain = failed(diagnostics, (0,))
     if certain is None and diagnostics.hosts and not any(diagnostics.member in pair for pair in diagnostics.unreached):
-        certain = unreachable_host(host, gone=diagnostics.hosts.keys() <= diagnostics.proved.keys())
+        certain = unreachable_host(host, facts, gone=diagnostics.hosts.keys() <= diagnostics.proved.keys())
     words = _words(identity.who.unit)
     return likely_cause(identity.job, diagnostics, facts, words, alone=alone, certain=certain)
 
 
-def unreachable_host(host: str, *, gone: bool) -> Cause:
+def unreachable_host(host: str, facts: NetworkFacts, *, gone: bool) -> Cause:
     """Return the cause if a host was heard and no connection to it stands.
 
     Args:
         host: what it is called.
+        facts: what was tried.
         gone: whether a connection to it stood before.
     """
     if gone:
@@ -539,7 +554,7 @@ def unreachable_host(host: str, *, gone: bool) -> Cause:
             f"{host} was reached and has gone since: its process has ended, or its network was cut",
             f"look at the output of {host}; start the job again.",
         )
-    return (
+    return _astray(facts) or (
         f"{host} was heard but could not be reached over TCP: a firewall, or an address of another network",
         "allow TCP between the hosts, or name the right network with MINGLE_INTERFACE; `mingle-discover doctor` "
         "on its host shows the rule.",

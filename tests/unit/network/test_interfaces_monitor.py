@@ -207,6 +207,73 @@ def test_connections_go_through_named_interfaces_only(
     assert {name for name in ("eth0", "eth1", "lo", "docker0") if monitor.in_use(name)} == connections_through
 
 
+TWIN = replace(ETH1, addresses=(ip_interface("10.0.0.2/24"),))
+"""A second NIC in the subnet of eth0."""
+
+
+@pytest.fixture
+def routes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The interfaces by which this machine sends from each address of its own; the empty one is the kernel's choice."""
+    table = {"": ETH0.index}
+    monkeypatch.setattr(interfaces, "egress", lambda address, source="": table.get(source, table[""]))
+    monkeypatch.setattr(interfaces, "_source_of", lambda address: "10.0.0.1")
+    monkeypatch.setattr(interfaces, "_is_neighbor", lambda address, interface: False)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("named", "address", "source"),
+    [
+        pytest.param(("eth1",), "10.0.0.9", "10.0.0.2", id="the kernel sends by the other one of the subnet"),
+        pytest.param(("eth1",), "203.0.113.1", "", id="elsewhere nothing is gained"),
+        pytest.param(("eth1",), "10.0.0.2", "", id="this machine itself"),
+        pytest.param(("eth1",), "fe80::7", "", id="link-local"),
+        pytest.param(("eth0",), "10.0.0.9", "", id="the kernel sends by the named one"),
+        pytest.param((), "10.0.0.9", "", id="none is named"),
+    ],
+)
+def test_the_address_of_a_named_interface_is_bound_where_the_kernel_would_take_another(
+    machine: Machine, routes: dict[str, int], named: tuple[str, ...], address: str, source: str
+) -> None:
+    machine.found = (LO, ETH0, TWIN)
+    assert monitored(*named).source_for(address) == source
+
+
+def test_the_address_is_bound_by_which_a_rule_leads_to_the_named_interface(
+    machine: Machine, routes: dict[str, int]
+) -> None:
+    machine.found = (LO, ETH0, TWIN)
+    routes["10.0.0.2"] = TWIN.index
+    assert monitored("eth1").source_for("203.0.113.1") == "10.0.0.2"
+
+
+def test_the_kernel_leads_astray_by_an_interface_that_was_not_named_or_has_no_carrier(
+    machine: Machine, routes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.found = (LO, ETH0, TWIN)
+    assert monitored().astray("10.0.0.9") is None, "none is named"
+    assert monitored("eth0").astray("10.0.0.9") is None
+    assert monitored("eth1").astray("203.0.113.1") is None, "no interface is known to lead there"
+    found = monitored("eth1").astray("10.0.0.9")
+    assert str(found) == "the kernel sends to 10.0.0.9 through eth0, and eth1 was named"
+    routes["10.0.0.2"] = TWIN.index
+    assert monitored("eth1").astray("10.0.0.9", "10.0.0.2") is None, "a rule leads there"
+    machine.found = (LO, replace(ETH0, running=False), TWIN)
+    for named in ((), ("eth1",)):
+        found = monitored(*named).astray("10.0.0.9")
+        assert found is not None
+        assert found.remedy == "plug in the cable of eth0, or set it down:\nsudo ip link set eth0 down"
+    machine.found = (LO, ETH0, TWIN)
+    monkeypatch.setattr(interfaces, "_is_neighbor", lambda address, interface: interface == "eth0")
+    assert monitored("eth1").astray("10.0.0.9") is None, "somebody has answered for the address there"
+    assert monitored("eth1").detour("10.0.0.9") is not None
+
+
+def test_the_kernel_says_by_which_interface_it_sends() -> None:
+    assert interfaces.egress("127.0.0.1") == interfaces.egress("127.0.0.1", "127.0.0.1") == socket.if_nametoindex("lo")
+    assert interfaces.egress("127.0.0.1", "192.0.2.1") == 0, "that is no address of this machine"
+
+
 def test_monitor_names_the_owner_of_an_address(machine: Machine) -> None:
     machine.found = (LO, ETH0, ETH1)
     monitor = monitored()

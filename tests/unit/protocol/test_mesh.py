@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
+from mingle.diagnostics import Detour
 from mingle.protocol import mesh
 from mingle.protocol.effects import Dial, Effect, Hangup, Inspect, Write
 from mingle.protocol.events import Accepted, Address, BytesReceived, Connected, Disconnected, Inspected
@@ -107,7 +109,7 @@ class Lan:
         while self.effects:
             effect = self.effects.pop(0)
             match effect:
-                case Dial(conn, address, _, _):
+                case Dial(conn, address):
                     self.dials.append((self.now, address))
                     self.open[conn] = address
                     self.most_open = max(self.most_open, len(self.open))
@@ -231,6 +233,17 @@ def test_target_whose_listener_is_late_is_reached() -> None:
     lan.run(0.5)
     assert lan.prover.done
     assert not lan.failures
+
+
+def test_target_to_which_the_kernel_does_not_send_as_it_should_fails_with_the_interface() -> None:
+    lan = Lan(3)
+    lan.context = structs.replace(lan.context, astray=lambda address: Detour(address, "eth1", "eth0"))
+    lan.at(2).refuses = lan.at(3).silent = True
+    lan.effects.clear()
+    lan.prove()
+    lan.run(6.1)
+    assert lan.failures == {2: "refused", 3: "no route"}, "what refuses is reached"
+    assert {each.detail for each in lan.prover.failures} == {"", "sent through eth0, not eth1"}
 
 
 def test_target_that_does_not_answer_is_dialed_every_half_second_for_six() -> None:

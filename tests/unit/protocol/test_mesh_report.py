@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
+from mingle.diagnostics import Detour
 from mingle.errors import ConnectivityError
 from mingle.protocol import mesh_proof, mesh_report
 from mingle.protocol.mesh_proof import Pair, Proof
@@ -248,6 +250,15 @@ def test_silence_after_connect_is_explained_by_a_rule_that_drops_what_follows() 
     made.failures |= proof(4, [(3, 1)], "no answer").failures
     found = blocked(1, rule="tcp flags & (syn | ack) != syn drop")
     assert inspected(made, 3, found)[0].startswith("as w3 finds in its own firewall, rule `tcp flags")
+
+
+def test_kernel_that_sends_by_another_interface_is_the_cause() -> None:
+    made = proof(4, [(1, 3)], "no route")
+    made.failures[1, 3] = structs.replace(made.failures[1, 3], detail=Detour("10.0.0.3", "eth0", "eth1").brief)
+    cause, fix = cause_of(made)
+    assert cause.startswith("the kernel of w1 sends to 10.0.0.3 by another interface than eth0")
+    assert fix.endswith("on w1 and likewise on the others: `sudo ip route add 10.0.0.3/32 dev eth0`")
+    assert "no route (sent through eth1, not eth0)" in error(made).observation
 
 
 @pytest.mark.parametrize("how", ["refused", "no route"])

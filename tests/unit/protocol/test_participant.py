@@ -167,7 +167,7 @@ def test_targets_wait_for_the_path_on_their_network_which_gives_them_their_scope
     member.proved.prove(to_host, 1.5)
     assert not member.part.can_confirm
     member.part.prove_mesh(1.5)
-    assert member.dial() == Dial(to_host.conn + 1, "fe80::3", TARGET.port, "eth0")
+    assert member.dial() == Dial(to_host.conn + 1, "fe80::3", TARGET.port, "eth0", as_torch=True)
     assert not member.part.can_confirm
     member.part.prove_mesh(1.6)
     assert member.dialed() == []
