@@ -270,6 +270,16 @@ def test_a_mistake_in_the_line_is_told_before_anything_else(lab: Lab, job: MakeJ
         host.address()
 
 
+def test_a_host_name_of_64_bytes_is_told_before_anything_else(lab: Lab, job: MakeJob) -> None:
+    host = lab.host()
+    assert host.run(["hostname", "n" * 64]).wait() == 0
+    made = job("long-name", "1")
+    made.start(host)
+    failure = made.agents[host].error(SECONDS)
+    assert failure.name == "ConfigurationError"
+    assert f"this machine's host name, {'n' * 64} (64 bytes), can't be looked up" in failure.message
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_one_node_of_two_begins_after_one_last_call(lab: Lab, job: MakeJob, seed: int) -> None:

@@ -6,6 +6,7 @@ torch would find a mistake in them only after the wait for the other nodes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from mingle.config.placement import asked_node_rank, with_node_rank
 from mingle.config.settings import Arguments, Settings, Spelling
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import ConfigurationError
+from mingle.text import printable
 
 ALLOW_MINORITY = "allow_minority"
 OWN_KEYS = {
@@ -130,6 +132,23 @@ def resolve(
         local_addr=local_addr or None,
         torch=torch,
     )
+
+
+def check_host_name(name: str) -> None:
+    """Check that torch can look up the name of this machine, which each of its agents does.
+
+    Raises:
+        ConfigurationError: it can't: Python refuses the name before it asks any server.
+    """
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        size = len(os.fsencode(name))
+        raise ConfigurationError.explain(
+            f"this machine's host name, {printable(name)} ({size} bytes), can't be looked up.",
+            cause="torchrun looks up its own name, of which each part between dots must have 1 to 63 bytes, in UTF-8",
+            remedy="give the machine a shorter name, of plain letters: `hostnamectl set-hostname NAME`.",
+        ) from None
 
 
 def _check_place(run_id: str, endpoint: str | None, minimum: int, maximum: int) -> None:

@@ -6,6 +6,7 @@ Every torchrun loads this module, whatever its backend, while torch's rendezvous
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     """Return the handler for one run of torchrun; it has not sent a packet yet.
 
     Raises:
-        ConfigurationError: a torchrun option or a ``MINGLE_*`` variable can't be used.
+        ConfigurationError: a torchrun option, a ``MINGLE_*`` variable or this machine's host name can't be used.
     """
     from mingle.distributed.environment import process_environment
     from mingle.elastic import settings as agent_settings
@@ -30,6 +31,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     from mingle.elastic.handler import AgentHandler
     from mingle.engine import progress
 
+    agent_settings.check_host_name(socket.gethostname())
     environ = process_environment.visible()
     progress.point_out_mistyped(environ)
     wanted = agent_settings.resolve(

@@ -77,6 +77,20 @@ def test_invalid_parameters_are_refused_when_the_handler_is_made(given: dict[str
         torchrun.create(parameters(**given))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["n" * 64, "n" * 63 + ".local" + "d" * 64, "caf\udce9", "node1..local"])
+def test_a_host_name_that_torch_can_not_look_up_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's agents call ``socket.getfqdn``, which raises ``UnicodeError`` for it."""
+    monkeypatch.setattr("socket.gethostname", lambda: name)
+    with pytest.raises(ConfigurationError, match=r"this machine's host name, .* can't be looked up"):
+        torchrun.create(parameters())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["n" * 63, "café", "node1.example.org", "node1.example.org."])
+def test_any_other_host_name_will_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: name)
+    torchrun.create(parameters())  # type: ignore[arg-type]
+
+
 def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("MINGLE_INTEFACE", "eth0")
     torchrun.create(parameters())  # type: ignore[arg-type]
