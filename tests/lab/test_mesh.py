@@ -86,6 +86,34 @@ def test_a_filter_between_two_workers(lab: Lab, seed: int) -> None:
     assert f"fix: on host2 (torch needs all TCP ports):\n    nft insert rule {found[2]} ip saddr 10.77." in text
 
 
+AFTER_SYN = {
+    "all but SYNs": "tcp flags & (syn | ack) != syn drop",
+    "what belongs to a connection": "ct state established drop",
+    "what an accept of SYNs leaves": "tcp flags syn / syn,ack accept; {them} drop",
+    "on its way out": "tcp flags & (syn | ack) != syn drop",
+}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("rule", AFTER_SYN)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_firewall_that_lets_nothing_but_syns_pass_is_named(lab: Lab, rule: str, seed: int) -> None:
+    """The connections of one host open and stay silent, as if another program had accepted them."""
+    hosts = four(lab)
+    hook, end = ("output", "daddr") if rule == "on its way out" else ("input", "saddr")
+    them = f"meta l4proto tcp ip {end} {hosts[2].address()}"
+    rules = f"{them} {AFTER_SYN[rule].format(them=them)}"
+    hosts[1].namespace.nft(f"table inet own {{ chain c {{ type filter hook {hook} priority 0; {rules}; }}; }}")
+    text = raised(hosts, f"after the SYN {rule} {seed}")
+    (line,) = pairs_of(text)
+    assert "rank 1 on host host2" in line
+    assert "rank 2 on host host3" in line
+    assert "likely cause: as host2 finds in its own firewall, rule `" in text
+    assert f"of chain inet own c blocks TCP connections {'to' if hook == 'output' else 'from'} " in text
+    assert "also the address of another machine" not in text
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))

@@ -234,8 +234,9 @@ class _Text:
                     f"such as `sudo ip link set {dialing.interface or 'eth0'} mtu 1400`.",
                 )
             case "another program" | "silent":
+                dropped = ", or a firewall drops all but the first packets" if kind == "silent" else ""
                 return (
-                    f"{dialed.address} is also the address of another machine, or a proxy answers for it",
+                    f"{dialed.address} is also the address of another machine, or a proxy answers for it{dropped}",
                     f"`ip neigh show {dialed.address}` on {here} shows the hardware address that answers; give "
                     "each machine an address of its own.",
                 )
@@ -399,7 +400,7 @@ def unanswered(proof: Proof) -> str:
     ]
     lines += [
         f"{proof.nodes[other].name} runs, but what accepts connections of {proof.nodes[one].name} at its TCP port "
-        f"{proof.nodes[other].port} does not answer: another program"
+        f"{proof.nodes[other].port} does not answer: another program, or a firewall drops all but the first packets"
         for (one, other), runs in sorted(proof.asked.items())
         if runs
     ]
