@@ -4,27 +4,34 @@ A logging handler of the application, its record factory, and what it puts in pl
 or fork. In the loop's thread that would stop the discovery, end it, or leave half of it in the child. So such a thread
 *defers* what it has to say (`defer_here`): a thread that lives as long as there is something to say runs it, in order.
 Every other thread logs as usual, by the same `logger`.
+
+A rank must not wait for the reader of its log either: a pipe that nobody empties, or a terminal that Ctrl-S has
+stopped. What such a stream does not take at once is dropped and counted (`write`, `_leave_out`).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TextIO
 
 from mingle import forksafe
+from mingle.errors import counted
 
 MOST_DEFERRED = 1000
 """The number of deferred actions while a handler blocks; further ones are dropped."""
 FLUSH_SECONDS = 1.0
 """How long `flush` waits: milliseconds, unless a handler blocks."""
+PIPE_BUF = 4096
+"""The bytes that fit into a pipe for which poll(2) reports POLLOUT (pipe(7))."""
 
 _logger = logging.getLogger("mingle")
 _this_thread = threading.local()
@@ -34,6 +41,8 @@ _mask: set[int | signal.Signals] | None = None
 """The signals that the application blocks."""
 _running = False
 """Whether a thread runs what was deferred."""
+_dropped = 0
+"""The messages that found no room, since that was last said."""
 
 
 def defer_here() -> None:
@@ -97,6 +106,114 @@ def _forget_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def takes_text(stream: object) -> bool:
+    """Return whether a line can be written to a stream without waiting for its reader."""
+    fileno = getattr(stream, "fileno", None)
+    if fileno is None or not hasattr(select, "poll"):  # an object of the application's; Windows
+        return True
+    poll = select.poll()
+    try:
+        poll.register(fileno(), select.POLLOUT)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):  # not a descriptor, or closed: the write itself says so
+        return True
+
+
+def write(stream: TextIO, text: str) -> bool:
+    """Write to a stream what there is room for, and return whether that was all; raise what the stream raises."""
+    # A piece in UTF-8 fits into PIPE_BUF.
+    for start in range(0, len(text), PIPE_BUF // 4):
+        if not takes_text(stream) or not _write(stream, text[start : start + PIPE_BUF // 4]):
+            return False
+    return True
+
+
+def _write(stream: TextIO, text: str) -> bool:
+    try:
+        # A terminal has room or has none, without a least amount of it as a pipe has. O_NONBLOCK must not reach the
+        # application, which shares the open file of descriptor 2 (open(2)).
+        terminal = os.ttyname(stream.fileno()) if stream is sys.__stderr__ else None
+        descriptor = os.open(terminal, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK) if terminal else None
+    except (AttributeError, OSError, ValueError):  # no terminal, or another user's
+        descriptor = None
+    if descriptor is None:
+        stream.write(text)
+        stream.flush()
+        return True
+    try:
+        return os.write(descriptor, data := text.encode(stream.encoding, "replace")) == len(data)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+class ConsoleFile:
+    """The file of a rich console on standard error that shows a live line: what finds no room is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.encoding = stream.encoding
+
+    def isatty(self) -> bool:
+        """Return whether it is a terminal."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        """Write what there is room for."""
+        write(self._stream, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: each write was flushed."""
+
+
+def drop(count: int = 1) -> None:
+    """Count messages that found no room."""
+    global _dropped
+    _dropped += count
+
+
+def take_dropped() -> int:
+    """Return how many messages found no room since the last call."""
+    global _dropped
+    count, _dropped = _dropped, 0
+    return count
+
+
+def dropped_text(count: int) -> str:
+    """Return what is said of messages that found no room, once there is some."""
+    return f"{counted(count, 'message')} dropped, since nothing read this log"
+
+
+def handlers(logger: logging.Logger, level: int) -> Iterator[logging.Handler]:
+    """Yield the application's handlers that show records of this logger and level."""
+    at: logging.Logger | None = logger if logger.isEnabledFor(level) else None
+    while at is not None:
+        for handler in at.handlers:
+            if not isinstance(handler, logging.NullHandler) and handler.level <= level:
+                yield handler
+        at = at.parent if at.propagate else None
+
+
+def _leave_out(record: logging.LogRecord) -> bool:
+    """Return whether a record is handled: the filter that keeps a rank from waiting for the reader of its log."""
+    streams = [getattr(handler, "stream", None) for handler in handlers(_logger, record.levelno)]
+    if not all(takes_text(stream) for stream in streams):
+        drop()
+        return False
+    if streams and (missed := take_dropped()):
+        _logger.log(record.levelno, dropped_text(missed))
+    return True
+
+
+_logger.addFilter(_leave_out)
 
 
 class Logger:

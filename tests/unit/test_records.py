@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import signal
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +17,13 @@ from typing import Any
 import pytest
 
 from mingle import records
+from mingle.cli import output
 from mingle.engine import progress
 from mingle.records import logger
 from tests.support.in_process import formed
 from tests.support.loopback import until
+
+needs_poll = pytest.mark.skipif(not hasattr(select, "poll"), reason="this system has no poll()")
 
 
 class Handler(logging.Handler):
@@ -202,8 +208,104 @@ def test_replaced_stderr_is_written_to_in_another_thread(monkeypatch: pytest.Mon
         def flush(self) -> None:
             pass
 
-    monkeypatch.setattr(progress, "_logging_shows", lambda _level: False)
+    monkeypatch.setattr(records, "handlers", lambda *_: iter(()))
     monkeypatch.setattr(sys, "stderr", Stderr())
     deferring(lambda: progress.say(logging.WARNING, "look"))
     records.flush()
     assert written == [("mingle-log", "mingle: look\n")]
+
+
+# --- a log that nobody reads ------------------------------------------------------------------------------------------
+
+
+class Unread:
+    """A file whose reader has stopped: a pipe that is full, or a terminal after Ctrl-S."""
+
+    def __init__(self, kind: str) -> None:
+        self._stopped = kind == "stopped terminal"
+        self._reader, writer = os.openpty() if self._stopped else os.pipe()
+        self.file = os.fdopen(writer, "w")
+        if self._stopped:
+            termios.tcflow(writer, termios.TCOOFF)
+            return
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"x" * 4096)
+        os.set_blocking(writer, True)
+
+    def read_on(self) -> None:
+        """Have the reader read again, and take what is there."""
+        if self._stopped:
+            termios.tcflow(self.file.fileno(), termios.TCOON)
+        else:
+            os.read(self._reader, 1 << 20)
+
+    def text(self) -> str:
+        """Return what has come since."""
+        ready, _, _ = select.select([self._reader], [], [], 30)
+        assert ready, "nothing was written"
+        return os.read(self._reader, 1 << 20).decode().replace("\r\n", "\n")
+
+    def close(self) -> None:
+        if self._stopped:
+            termios.tcflow(self.file.fileno(), termios.TCOON)
+        os.close(self._reader)
+        with contextlib.suppress(OSError):
+            self.file.close()
+
+
+@pytest.fixture(params=["full pipe", "stopped terminal"])
+def unread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Unread]:
+    """A file to redirect stderr to, in the test itself: pytest has an stderr of its own for each phase."""
+    unread = Unread(request.param)
+    monkeypatch.setattr(sys, "__stderr__", unread.file)
+    records.take_dropped()
+    yield unread
+    unread.close()
+    records.take_dropped()
+
+
+def in_time(action: Callable[[], object]) -> None:
+    """Run something that must not wait for the reader of a log."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@needs_poll
+def test_lines_on_a_stderr_that_nobody_reads_are_dropped_and_counted(
+    unread: Unread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "handlers", lambda *_: iter(()))
+    with contextlib.redirect_stderr(unread.file):
+        for text in ("one", "two", "three " * 2000):
+            in_time(lambda text=text: progress.say(logging.WARNING, text))  # type: ignore[misc]
+        in_time(lambda: output.say("four"))
+        unread.read_on()
+        progress.say(logging.WARNING, "five")
+    assert unread.text() == "mingle: 4 messages dropped, since nothing read this log\nmingle: five\n"
+
+
+@needs_poll
+def test_records_for_a_handler_whose_stream_nobody_reads_are_dropped_and_counted(
+    unread: Unread, handled: Callable[[Handler], Handler]
+) -> None:
+    handled(logging.StreamHandler(unread.file))  # type: ignore[arg-type]
+    in_time(lambda: logger.info("one"))
+    in_time(lambda: logging.getLogger("mingle").info("two"))
+    unread.read_on()
+    logger.info("three")
+    assert unread.text() == "2 messages dropped, since nothing read this log\nthree\n"
+
+
+@needs_poll
+def test_a_long_text_is_cut_where_its_pipe_is_full_and_the_rank_goes_on(
+    unread: Unread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "handlers", lambda *_: iter(()))
+    unread.read_on()
+    with contextlib.redirect_stderr(unread.file):
+        in_time(lambda: progress.say(logging.WARNING, "x" * (1 << 20)))
+    assert "x" * 1000 in unread.text()

@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
 from msgspec import structs
 
-from mingle import detached
+from mingle import detached, records
 from mingle.check.verdicts import SLOW_FACTOR, reference
 from mingle.cli import output
 from mingle.cli.options import FAILED, Shared, mesh_option, node_rank_option, shared_options
@@ -293,7 +293,8 @@ def run(
     with rendezvous.discover(arguments) as job, contextlib.closing(control.Server(job.rank)) as server:
         shows = job.local_rank == 0 and (each_machine or job.rank == 0)
         with contextlib.ExitStack() as live:
-            show = live.enter_context(steps(Console(stderr=True, highlight=False))) if shows else lambda _step: None
+            stderr = cast("TextIO", records.ConsoleFile(sys.stderr))
+            show = live.enter_context(steps(Console(file=stderr, highlight=False))) if shows else lambda _step: None
             machines = counted(job.num_nodes, "machine")
             show(f"rank {job.rank} of {job.world_size}: job {job.job_id} has formed on {machines}")
             if nnodes not in (None, job.num_nodes):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 import click
 
+from mingle import records
 from mingle.errors import MingleError
 from mingle.text import printable
 
@@ -38,9 +39,16 @@ _PROSE_WIDTH = 24
 
 
 def say(text: str) -> None:
-    """Print a message of one or more lines on stderr. If its reader is gone, the command continues without it."""
+    """Print a message of one or more lines on stderr.
+
+    If its reader is gone, the command continues without it. A line that would have to wait for the reader is dropped:
+    ``mingle-run`` must end its command, and rank 0 of ``mingle-check`` go on, whatever reads their log.
+    """
     for line in text.split("\n"):
         try:
+            if not records.takes_text(sys.stderr):
+                records.drop()
+                continue
             click.echo(_encodable(printable(line), sys.stderr), err=True)
         except OSError as error:  # a full disk or pipe can have room again for the next line
             if error.errno in (errno.EPIPE, errno.EIO):

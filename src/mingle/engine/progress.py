@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO, cast
 
 from mingle import forksafe, records
 from mingle.config import settings
@@ -89,14 +89,16 @@ def say(level: int, text: str, *, quiet: bool = False, error: BaseException | No
 
 
 def _say(level: int, text: str, *, quiet: bool, error: BaseException | None) -> None:
-    if quiet or _logging_shows(level):
+    if quiet or any(records.handlers(logger, level)):
         logger.log(level, text, exc_info=error)
     elif sys.stderr is not None:
         lines = traceback.format_exception(error) if error is not None else []
         # The reader is gone (EPIPE, EIO), the application has closed it, or its replacement can't be flushed.
         with suppressed(OSError, ValueError, AttributeError):
-            sys.stderr.write(f"mingle: {text}\n{''.join(lines)}")
-            sys.stderr.flush()
+            missed = records.take_dropped()
+            before = f"mingle: {records.dropped_text(missed)}\n" if missed else ""
+            if not records.write(sys.stderr, f"{before}mingle: {text}\n{''.join(lines)}"):
+                records.drop(missed + 1)
 
 
 def point_out_mistyped(environ: Mapping[str, str]) -> None:
@@ -105,17 +107,6 @@ def point_out_mistyped(environ: Mapping[str, str]) -> None:
     for name, meant in settings.unknown_variables(environ).items():
         if meant is not None:
             say(logging.WARNING, settings.unknown_variable_text(name, meant), quiet=quiet)
-
-
-def _logging_shows(level: int) -> bool:
-    if not logger.isEnabledFor(level):
-        return False
-    at: logging.Logger | None = logger
-    while at is not None:
-        if any(not isinstance(handler, logging.NullHandler) and handler.level <= level for handler in at.handlers):
-            return True
-        at = at.parent if at.propagate else None
-    return False
 
 
 def _stderr_is_terminal() -> bool:
@@ -264,7 +255,7 @@ class Progress:
             from rich.text import Text
 
             if self._status is None:
-                self._status = Console(stderr=True).status(Text(text))
+                self._status = Console(file=cast("TextIO", records.ConsoleFile(sys.stderr))).status(Text(text))
                 self._status.start()
             self._status.update(Text(text))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from rich.status import Status
 
+from mingle import records
 from mingle.engine import progress
 from mingle.engine.progress import Progress, line, say
 from mingle.protocol.observations import NetworkFacts, Snapshot
@@ -520,7 +521,7 @@ def test_a_stderr_that_nobody_reads_is_no_error(problem: Exception, monkeypatch:
         def write(self, _: str) -> int:
             raise problem
 
-    monkeypatch.setattr(progress, "_logging_shows", lambda _: False)
+    monkeypatch.setattr(records, "handlers", lambda *_: iter(()))
     monkeypatch.setattr(sys, "stderr", Broken())
     progress.say(logging.WARNING, "a word")
 
