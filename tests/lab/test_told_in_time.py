@@ -283,7 +283,7 @@ def unreached_pair(text: str, *names: str) -> bool:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("match", [NO_TCP, NO_CALLS], ids=["no TCP", "no calls"])
 @pytest.mark.parametrize("pair", list(itertools.permutations(range(3), 2)), ids=str)
-@pytest.mark.parametrize("door", ["assigned", "agents"])
+@pytest.mark.parametrize("door", ["given", "assigned", "agents"])
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_pair_that_can_not_talk_is_named_on_both_machines(
     lab: Lab, door: str, pair: tuple[int, int], match: str, seed: int
@@ -293,7 +293,11 @@ def test_a_pair_that_can_not_talk_is_named_on_both_machines(
     hosts = [lab.host(network) for _ in range(3)]
     one, other = (hosts[number] for number in pair)
     one.drop(f"meta l4proto tcp ip saddr {other.address()}{match}")
-    ranks = {host: start(host, f"pair {seed}", None, 3, door, False, mesh="on") for host in hosts}
+    numbers = (0, 1, 2) if door == "given" else (None, None, None)
+    ranks = {
+        host: start(host, f"pair {seed}", number, 3, door, False, mesh="on")
+        for host, number in zip(hosts, numbers, strict=True)
+    }
     for rank in ranks.values():
         rank.wait_for("started")
     began = time.monotonic()

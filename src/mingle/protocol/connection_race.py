@@ -171,8 +171,12 @@ class ConnectionRace:
 
     @property
     def unreached(self) -> str:
-        """How the connection to the address that was named first failed; empty if something answered there."""
-        first = next((target.address for target in self._targets.values() if target.address in self.failures), "")
+        """How the connection to the address that was named first failed; empty if something answered there.
+
+        A link-local address counts only if there is no other one.
+        """
+        failed = [target.address for target in self._targets.values() if target.address in self.failures]
+        first = min(failed, key=lambda address: address.lower().startswith("fe80:"), default="")
         if first in self._answered or not first:
             return ""
         detour = self._context.astray(first)

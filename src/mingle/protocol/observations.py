@@ -155,7 +155,11 @@ class Diagnostics(Struct):
         self._note_unreached((identity.member, offer.host), str(identity.who), _host_name(offer, self.unit), how, now)
 
     def _note_unreached(self, pair: tuple[bytes, bytes], caller: str, host: str, how: str, now: float) -> None:
-        if pair in self.unreached or len(self.unreached) < REMEMBERED_PER_KIND:
+        known = self.unreached.get(pair)
+        # IPv4 and IPv6 take turns. A cause is shown when it stays the same, and people know no link-local address.
+        if known is not None and "fe80:" not in f"{known.caller}{known.host}{known.how}":
+            self.unreached[pair] = msgspec.structs.replace(known, at=now)
+        elif known is not None or len(self.unreached) < REMEMBERED_PER_KIND:
             self.unreached[pair] = Unreached(caller, host, how, now)
 
     def has_failed(self, message: Failed, source: Source) -> None:

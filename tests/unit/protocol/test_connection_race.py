@@ -307,3 +307,25 @@ def test_earlier_targets_are_kept() -> None:
     for port in range(1, 200):
         both = merged(named(offer(SECOND, port), "eth0"), both)
     assert len(both) == MAX_TARGETS
+
+
+def test_host_is_not_reached_if_nothing_answered_at_its_first_address() -> None:
+    for first in ("fe80::1", FIRST):
+        race = Race(first, SECOND)
+        race.race.disconnected(1, "ECONNREFUSED", 0.1)
+        race.race.disconnected(2, "EHOSTUNREACH", 0.2)
+        assert race.state() is RaceState.DEAD
+        shown = f"{SECOND} EHOSTUNREACH" if first == "fe80::1" else f"{FIRST} ECONNREFUSED"
+        assert race.race.unreached == shown
+
+
+def test_host_is_reached_if_something_answered_there() -> None:
+    for answers in ("another session", "an end"):
+        race = Race(FIRST)
+        if answers == "an end":
+            race.race.connected(1, "10.0.0.9", "eth0")
+            race.race.disconnected(1, "closed", 0.1)
+        else:
+            race.answer(1, 0.1, b"T" * 16)
+        assert race.state() is RaceState.DEAD
+        assert race.race.unreached == ""

@@ -247,3 +247,18 @@ def test_so_many_that_failed_are_remembered() -> None:
     for number in range(REMEMBERED_PER_KIND + 1):
         diagnostics.has_failed(failed(bytes([number]) * 16, None, f"node{number}"), HERE)
     assert len(diagnostics.failed) == REMEMBERED_PER_KIND
+
+
+def test_pair_keeps_the_addresses_by_which_it_was_named_unless_they_are_link_local() -> None:
+    diagnostics, link_local = Diagnostics(), Source(interface="eth0", address="fe80::7")
+    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"))
+    said = []
+    for source, how in ((link_local, "fe80::1 x"), (HERE, "10.0.0.1 x"), (link_local, "fe80::1 x")):
+        diagnostics.seeker(seek_of(b"A" * 16, b"S" * 16, how=how), source, len(said))
+        (each,) = diagnostics.unreached.values()
+        said.append((each.caller, each.how, each.at))
+    assert said == [
+        ("rank 4 on host node4 (fe80::7), pid 0", "fe80::1 x", 0),
+        ("rank 4 on host node4 (10.0.0.7), pid 0", "10.0.0.1 x", 1),
+        ("rank 4 on host node4 (10.0.0.7), pid 0", "10.0.0.1 x", 2),
+    ]
