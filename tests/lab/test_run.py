@@ -127,7 +127,7 @@ def test_the_end_of_one_ends_the_others_and_names_it(lab: Lab, what: str, victim
         status, told = 128 + signal.SIGKILL, "its command was ended by SIGKILL"
     elif what == "Ctrl-C":
         processes[victim].send_signal(signal.SIGINT)
-        status, told = 128 + signal.SIGINT, "its command was ended by SIGINT after SIGINT"
+        status, told = 128 + signal.SIGINT, "its command was ended by SIGINT."
     elif what == "mingle-run":
         processes[victim].kill()
         status, told = -signal.SIGKILL, "is lost"
@@ -141,6 +141,8 @@ def test_the_end_of_one_ends_the_others_and_names_it(lab: Lab, what: str, victim
             assert f"node {victim} on host {hosts[victim].name}" in process.stderr.replace("is lost (host", "on host")
             assert told in process.stderr
             assert "fix: " in process.stderr
+    if what == "machine":
+        assert "this machine is offline (eth0 has no carrier), so node " in processes[victim].stderr
     assert all(has_ended(pid) for pid in pids)
 
 

@@ -145,6 +145,7 @@ def ping_names(row: Row) -> str:
 
 
 SEEKER = {b"A" * 16: "rank 2 on host node2 (10.0.0.2), pid 9"}
+A_NODE = {b"A" * 16: "a node on host node2 (10.0.0.2), pid 9"}
 A_PROCESS = {b"A" * 16: "a process without a rank on host node2 (10.0.0.2), pid 9"}
 FAILED = "has failed: the store can't listen on 10.0.0.2:29400: Address already in use"
 HAS_FAILED = {b"A" * 16: Gone(2, "node2", f"rank 2 on host node2 (10.0.0.2), pid 9 {FAILED}")}
@@ -470,7 +471,7 @@ AGENTS = (
         status=Status(
             joined=2, world_size=4, lacks="3 more nodes: …, and 2 of those here came when all 4 places were taken"
         ),
-        heard={"seekers": A_PROCESS},
+        heard={"seekers": A_NODE},
         machine=SURE,
         cause="nodes came while the job ran on others",
     ),
@@ -482,7 +483,7 @@ AGENTS = (
     ),
     Row(
         observed="a node hears another one and can't connect to it",
-        heard={"seekers": A_PROCESS, "unreached": APART},
+        heard={"seekers": A_NODE, "unreached": APART},
         machine=NO_ROUTE,
         cause="host node1, pid 4 and host node2 (10.0.0.2), pid 9 hear each other and do not reach each other over TCP",
     ),
@@ -498,15 +499,15 @@ AGENTS = (
         observed="a node was heard and has no seat",
         assigned=True,
         status=replace(PAIR, seated=b"BBBBCCCC"),
-        heard={"seekers": {**A_PROCESS, b"B" * 16: "a process without a rank on host node1 (10.0.0.1), pid 5"}},
-        cause="a process without a rank on host node2 (10.0.0.2), pid 9: heard but not joined",
+        heard={"seekers": {**A_NODE, b"B" * 16: "a node on host node1 (10.0.0.1), pid 5"}},
+        cause="a node on host node2 (10.0.0.2), pid 9: heard but not joined",
     ),
     Row(
         observed="more nodes were heard than have joined",
         assigned=True,
-        heard={"seekers": A_PROCESS},
+        heard={"seekers": A_NODE},
         machine=NO_ROUTE,
-        cause="a process without a rank on host node2 (10.0.0.2), pid 9: heard but not joined",
+        cause="a node on host node2 (10.0.0.2), pid 9: heard but not joined",
     ),
     Row(
         observed="another job id is heard; there is no default route",

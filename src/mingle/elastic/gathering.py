@@ -299,7 +299,7 @@ class Gathering(Loop):
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         settings = self._settings
-        make_room(self._policy.nodes.maximum, FILES_PER_NODE, what="nodes", quiet=self._quiet)
+        make_room(self._policy.nodes.maximum, FILES_PER_NODE, what="node", quiet=self._quiet)
         self.driver = driver = Driver(
             settings,
             settings.job_id,

@@ -172,8 +172,8 @@ def address_gone(identity: Identity) -> str:
 def too_few(identity: Identity, present: int, wanted: int) -> str:
     """Return why a host ends its session: other agents can have founded another one."""
     return (
-        f"job {identity.job!r}: {present} node(s) can be reached, and it takes {wanted} to keep the session; this part "
-        "of the job stops and looks for the others"
+        f"job {identity.job!r}: {counted(present, 'node')} can be reached, and it takes {wanted} to keep the session; "
+        "this part of the job stops and looks for the others"
     )
 
 

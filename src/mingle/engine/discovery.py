@@ -35,7 +35,7 @@ from mingle.engine.driver import Driver
 from mingle.engine.loop import Loop
 from mingle.engine.progress import Progress
 from mingle.engine.store import StoreClient, StoreKeeper, StoreServer
-from mingle.errors import MingleError
+from mingle.errors import MingleError, counted
 from mingle.network import folders
 from mingle.network.transport import NothingOpenedError
 from mingle.protocol.effects import CloseStore, Effect, Inspect
@@ -209,7 +209,7 @@ def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) ->
     Args:
         members: the number of members.
         files_per_member: the files that each of them costs.
-        what: what the members are called in the warning.
+        what: what a member is called in the warning.
         quiet: whether to write the warning to the log only.
     """
     if sys.platform == "win32":  # for the type checker: no caller comes here on Windows
@@ -226,8 +226,8 @@ def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) ->
     if limit < needed:
         progress.say(
             logging.WARNING,
-            f"the host of a job may open {limit} files and needs about {needed} for {members} {what}: raise the hard "
-            "limit (ulimit -Hn), and that of the system if it is lower (fs.nr_open, kern.maxfilesperproc)",
+            f"the host of a job may open {limit} files and needs about {needed} for {counted(members, what)}: raise "
+            "the hard limit (ulimit -Hn), and that of the system if it is lower (fs.nr_open, kern.maxfilesperproc)",
             quiet=quiet,
         )
 
@@ -395,7 +395,7 @@ class Discovery(Loop):
             if self._listens_for_mesh:
                 joiner.listen(driver.control_port.listen(locally=True))
             return joiner
-        make_room(identity.world_size, FILES_PER_RANK, what=f"{self.unit}s", quiet=self.settings.progress == "off")
+        make_room(identity.world_size, FILES_PER_RANK, what=self.unit, quiet=self.settings.progress == "off")
         endpoints = driver.control_port.listen(locally=self._listens_for_mesh)
         asked = self.settings.placement
         can_be_first = asked.node_rank_launched or not asked.node_rank

@@ -130,7 +130,7 @@ class OpenDirectory:
         except FileNotFoundError:
             pass  # not created, or deleted again by another process that has left it empty
         except OSError as error:
-            raise problem("the job's directory in it can't be opened", error) from error
+            raise problem("holds a directory for this job that can't be opened", error) from error
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -209,7 +209,7 @@ class OpenDirectory:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise problem(f"the file {name} in it can't be deleted", error) from error
+            raise problem(f"holds the file {name}, which can't be deleted", error) from error
 
     def tidy(self) -> None:
         """Delete the job's directory if it is empty."""

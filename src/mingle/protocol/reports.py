@@ -103,7 +103,7 @@ def tried(facts: NetworkFacts) -> str:
         f"{facts.rejected.total()} rejected{f' ({rejected})' if rejected else ''}"
     )
     if facts.send_errors:
-        errors = ", ".join(f"{name} {count} times" for name, count in sorted(facts.send_errors.items()))
+        errors = ", ".join(f"{name} {counted(count, 'time')}" for name, count in sorted(facts.send_errors.items()))
         lines.append(f"  sending failed: {errors}")
     lines += [f"  {failure}" for failure in facts.failures]
     lines += [f"  on this machine: {finding.observation}" for finding in facts.findings]
@@ -708,7 +708,7 @@ def host_lost_error(identity: Identity, loss: str) -> MingleError:
     return MingleError.explain(
         f"job {identity.job!r}: rank 0 was lost after the job had formed and before its process group existed "
         f"({loss}).",
-        cause="its process ended, or its machine or link is down",
+        cause="its process ended, its machine is down, or the network between the two is",
         remedy="look at rank 0's output; start the job again.",
     )
 

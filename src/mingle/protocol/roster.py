@@ -5,12 +5,13 @@ The registrar (:mod:`mingle.protocol.registrar`) decides; nothing here does.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from mingle.protocol import reports
+from mingle.protocol.seating import NodeKey, node_keys
 from mingle.protocol.seats import Seated
 from mingle.wire import frames
 
@@ -72,9 +73,14 @@ def described(members: Sequence[frames.ProcessInfo]) -> str:
 
 
 def hosts(seats: Mapping[bytes, Seated]) -> str:
-    """Return the host names of the members, in order."""
-    ordered = sorted(seats.values(), key=lambda seat: seat.key)
-    return reports.few(dict.fromkeys(seat.applicant.who.hostname or "unknown" for seat in ordered))
+    """Return the host names of the members' machines, in order; with their addresses where machines share a name."""
+    applicants = [seat.applicant for seat in sorted(seats.values(), key=lambda seat: seat.key)]
+    machines: dict[tuple[str, NodeKey], str] = {}
+    for key, applicant in zip(node_keys(applicants), applicants, strict=True):
+        machines.setdefault((applicant.who.hostname or "unknown", key), applicant.who.address)
+    named = [(name, address) for (name, _), address in machines.items()]
+    shared = Counter(name for name, _ in named)
+    return reports.few(f"{name} ({address})" if address and shared[name] > 1 else name for name, address in named)
 
 
 def roster(

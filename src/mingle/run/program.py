@@ -134,7 +134,7 @@ class Program:
         assert self._process is not None
         code = self._process.returncode
         how = f"ended with status {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"
-        return how if self.interrupted_by is None else f"{how} after {_signal_name(self.interrupted_by)}"
+        return how if self.interrupted_by in (None, -code) else f"{how} after {_signal_name(self.interrupted_by)}"
 
     def end(self) -> int:
         """End the program and what it has left behind; return its status, or FAILED if it takes no signal."""

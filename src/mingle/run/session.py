@@ -111,7 +111,7 @@ class NodeSession(Discovery):
     def _note(self) -> None:
         machine = self._part
         if isinstance(machine, Host):
-            self.trouble = None if self._lost is None else _failed_elsewhere(_describe(self._lost))
+            self.trouble = None if self._lost is None else self._failed_elsewhere(_describe(self._lost))
             self.others_left = machine.registrar.seats.all_left
             return
         membership = machine.membership
@@ -120,9 +120,25 @@ class NodeSession(Discovery):
         if self._roster is None and roster_digest(machine.roster.seats) == self._formation.roster_digest:
             self._roster = list(machine.roster.seats)
         if membership.close_reason:
-            self.trouble = _failed_elsewhere(membership.close_reason)
+            self.trouble = self._failed_elsewhere(membership.close_reason)
         elif membership.host_lost_error is not None:
-            self.trouble = _failed_elsewhere(f"node 0 is lost ({membership.loss})")
+            self.trouble = self._failed_elsewhere(f"node 0 is lost ({membership.loss})")
+
+    def _failed_elsewhere(self, what: str) -> MingleError:
+        """Return why the program must not go on; a machine that is offline itself says so, and blames no other one."""
+        lost = self.driver.interfaces.lost() if self.driver.interfaces.had_carrier else {}
+        if lost:
+            return MingleError.explain(
+                f"this machine is offline ({', '.join(f'{name} {how}' for name, how in lost.items())}), so {what}.",
+                cause="a cable, a switch, or a change of this machine's network",
+                remedy="look at `ip -brief address` here; --keep-going lets the command run on.",
+            )
+        return MingleError.explain(
+            f"{what}.",
+            cause="the command failed there; or, if the connection broke, that machine, its link or its mingle-run is "
+            "gone, or the network between the two",
+            remedy="see the output of that machine; --keep-going lets the commands of the others run on.",
+        )
 
     def places(self) -> list[Peer]:
         """Return the address of each machine and the port of its program, in order of node rank.
@@ -214,14 +230,6 @@ def _describe(lost: CloseStore) -> str:
     assert who is not None
     how = f": {lost.how}" if lost.how.startswith(COMMAND) else f" is lost ({lost.how})"
     return f"{who}{how}"
-
-
-def _failed_elsewhere(what: str) -> MingleError:
-    return MingleError.explain(
-        f"{what}.",
-        cause="the command failed there; or the machine, its link or its mingle-run is gone, if the connection broke",
-        remedy="see the output of that machine; --keep-going lets the commands of the others run on.",
-    )
 
 
 def form_alone(settings: Settings) -> tuple[Formation, list[Peer]]:

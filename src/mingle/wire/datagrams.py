@@ -223,8 +223,14 @@ def asker_name(question: Seek | List, address: str, unit: str = "rank") -> str:
         address: where it came from.
         unit: what ranks count (`mingle.wire.frames.Unit`).
     """
-    rank = "a process without a rank" if question.rank is None else f"{unit} {question.rank}"
-    return f"{rank} on host {question.hostname or 'unknown'} ({address}), pid {question.pid}"
+    if question.rank is not None:
+        sender = f"{unit} {question.rank}"
+    elif unit == "node":
+        sender = "a node"
+    else:
+        agent = isinstance(question, Seek) and question.kind == "agents"
+        sender = "a torchrun agent" if agent else "a process without a rank"
+    return f"{sender} on host {question.hostname or 'unknown'} ({address}), pid {question.pid}"
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -150,7 +150,7 @@ def test_notices_name_the_job_and_what_follows() -> None:
     assert all(text.startswith("job 'resnet'") for text in texts)
     assert "2 of 4 nodes" in texts[0]
     assert "--nnodes=3:4 would prevent it" in texts[0]
-    assert "1 node(s) can be reached, and it takes 2" in texts[1]
+    assert "1 node can be reached, and it takes 2" in texts[1]
     assert "on host two" in texts[2]
     lenient = Policy(nodes=POLICY.nodes, last_call=1.0, allow_minority=True)
     assert "prevent" not in agent_reports.small(IDENTITY, lenient, 2)

@@ -621,7 +621,7 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(
 
     monkeypatch.setattr(resource, "getrlimit", lambda _what: now)
     monkeypatch.setattr(resource, "setrlimit", limit)
-    make_room(1_000, 3, what="ranks", quiet=True)
+    make_room(1_000, 3, what="rank", quiet=True)
     assert now[0] == after if after is not None else 3_000 < now[0] < allowed
     assert now[1] == limits[1]
     assert warned in caplog.text if warned else not caplog.text

@@ -38,7 +38,7 @@ def test_room_for_the_connections_of_a_large_job(
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: new_limits.append(new))
     monkeypatch.setattr(progress, "say", lambda level, text, *, quiet: said.append((text, quiet)))
-    make_room(ranks, FILES_PER_RANK, what="ranks", quiet=quiet)
+    make_room(ranks, FILES_PER_RANK, what="rank", quiet=quiet)
     assert new_limits == ([] if raised_to is None else [(raised_to, limits[1])])
     assert bool(said) is warned
     if warned:

@@ -18,7 +18,7 @@ from mingle.protocol.observations import (
     note_name,
 )
 from mingle.wire.datagrams import Bye, Datagram, Failed, List, Offer, Seek
-from mingle.wire.frames import ProcessInfo
+from mingle.wire.frames import ProcessInfo, Unit
 
 HERE = Source(interface="eth0", address="10.0.0.7")
 IDENTITY = Identity(
@@ -54,6 +54,14 @@ def test_other_seekers_are_named_once() -> None:
         "rank 4 on host node4 (10.0.0.7), pid 9",
         "a process without a rank on host unknown (10.0.0.7), pid 0",
     ]
+
+
+@pytest.mark.parametrize(("unit", "name"), [("rank", "a torchrun agent"), ("node", "a node")])
+def test_an_agent_is_no_process_that_lacks_a_rank(unit: Unit, name: str) -> None:
+    diagnostics = Diagnostics(unit=unit)
+    seek = Seek(job="resnet", member=b"B" * 16, world_size=8, kind="agents", hostname="n", pid=1)
+    diagnostics.seeker(seek, HERE, 0.0)
+    assert list(diagnostics.seekers.values()) == [f"{name} on host n (10.0.0.7), pid 1"]
 
 
 def test_observer_is_no_rank() -> None:

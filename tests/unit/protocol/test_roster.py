@@ -86,6 +86,12 @@ def test_node_with_several_members_is_named_once_and_one_without_a_name_is_unkno
     assert hosts(seats(join(0, 0), join(1, 0), nameless)) == "node0, unknown"
 
 
+def test_machines_of_one_name_are_told_apart_by_their_addresses() -> None:
+    twins = [join(None, number, who=ProcessInfo(hostname="vm", pid=1, address=f"10.0.0.{number}")) for number in (1, 2)]
+    assert hosts(seats(*twins)) == "vm (10.0.0.1), vm (10.0.0.2)"
+    assert hosts(seats(*twins, join(None, 3))) == "vm (10.0.0.1), vm (10.0.0.2), node3"
+
+
 # --- the roster -------------------------------------------------------------------------------------------------------
 
 

@@ -250,6 +250,22 @@ def test_a_program_that_takes_no_signal_is_pointed_out_once(refused: Program, ca
     assert refused.status is None
 
 
+@pytest.mark.parametrize(
+    ("trap", "how"), [("", "was ended by SIGINT"), ("trap 'exit 3' INT; ", "ended with status 3 after SIGINT")]
+)
+def test_a_signal_that_was_passed_on_is_named_once(
+    trap: str, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+    program, there = Program(), tmp_path / "there"
+    program.start(["sh", "-c", f"{trap}: > {there}; while :; do sleep 0.05; done"], os.environ)
+    until(there.exists)
+    with program.signals():
+        signal.raise_signal(signal.SIGINT)
+        program.wait()
+    assert program.how_ended() == how
+
+
 def test_a_program_that_takes_no_signal_is_not_waited_for(refused: Program, caplog: pytest.LogCaptureFixture) -> None:
     assert refused.end() == FAILED
     assert refused.status is None
