@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
+import socket
 import sys
 import threading
 import time
@@ -71,6 +73,12 @@ def _wait(job_id: str, rank: int | None, world_size: int, door: str, **arguments
         dist.init_process_group("gloo", init_method=f"mingle://{job_id}", rank=rank, world_size=world_size)
     else:
         mingle.discover(job_id, rank=rank, world_size=world_size, discovery_timeout=WAIT_SECONDS, **arguments)
+
+
+def wait_in_vain_as_a_clone(*arguments: Any, **more: Any) -> None:
+    """The same, on a machine with the name that its copies have as well."""
+    socket.sethostname("vm")
+    wait_in_vain(*arguments, **more)
 
 
 def copy(terminal: int) -> None:
@@ -230,6 +238,54 @@ def test_a_port_that_is_not_the_default_is_named_where_it_was_set(lab: Lab, seed
     wrong = start(hosts[1], f"port {seed}", other, 2, "given", False, env={"MINGLE_PORT": "31000"})
     assert_told(wrong, "no process is heard on UDP port 31000, which is not the default")
     assert "likely cause" not in right.output
+
+
+def readdress(host: Host, address: str) -> None:
+    interface = host.interface()
+    host.ip(f"address flush dev {interface}", f"address add {address} dev {interface}")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("door", ["given", "agents"])
+@pytest.mark.parametrize("named_alike", [False, True], ids=["names", "clones"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_an_address_that_two_machines_have_is_named(lab: Lab, named_alike: bool, door: str, seed: int) -> None:
+    network = lab.network(link_local=False)
+    hosts = [lab.host(network) for _ in range(3)]
+    address = hosts[1].address()
+    readdress(hosts[2], f"{address}/24")
+    ranks = list[Rank[Any]]()
+    for number, host in enumerate(hosts):
+        what = wait_in_vain_as_a_clone if named_alike and number else wait_in_vain
+        rank = None if door == "agents" else number
+        ranks.append(host.start(what, f"twice {seed}", rank, 3, door, False, env=WIDE))
+        ranks[-1].wait_for("started")
+        time.sleep(2)  # the second clone takes the address from the first one, which has joined
+    words = f"two machines use the address {address}: " if named_alike else f" use the same address {address}; fix: "
+    ranks[0].wait_for_output(words, WAIT_SECONDS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_hardware_address_that_two_machines_have_is_named(lab: Lab, seed: int) -> None:
+    hosts = two(lab)
+    described = json.loads(hosts[0].namespace.tool(["ip", "-j", "link", "show", hosts[0].interface()]))
+    interface = hosts[1].interface()
+    hosts[1].ip(f"link set {interface} down", f"link set {interface} address {described[0]['address']} up")
+    ranks = [start(host, f"hardware {seed}", rank, 2, "given", False) for rank, host in enumerate(hosts)]
+    address = hosts[1].address()
+    assert_told(ranks[0], f"{address} has the same hardware address as this machine's {hosts[0].interface()} (")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_another_netmask_is_named(lab: Lab, seed: int) -> None:
+    network = lab.network("10.77.0.0/16", link_local=False)
+    hosts = [lab.host(network) for _ in range(2)]
+    readdress(hosts[0], "10.77.1.1/24")
+    ranks = [start(host, f"netmask {seed}", rank, 2, "given", False) for rank, host in enumerate(hosts)]
+    address = hosts[1].address()
+    assert_told(ranks[0], f"{address} is on this network and in none of the subnets here (eth0 10.77.1.1/24)")
 
 
 @pytest.mark.soak

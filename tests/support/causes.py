@@ -70,6 +70,8 @@ class Row:
     observed: str
     cause: str
     machine: Facts = HEALTHY
+    network: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of what is known of the network."""
     heard: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the evidence, or for `find` what is heard."""
     rejected: Mapping[str, int] = field(default_factory=dict)
@@ -82,7 +84,8 @@ class Row:
         """What the driver gives to the report: the warnings and failures of the local checks among it."""
         found: list[Finding] = diagnosis.troubles(self.machine)
         port = self.machine.port
-        return NetworkFacts(port=port, named_port=port != 29499, rejected=Counter(self.rejected), findings=found)
+        rejected = Counter(self.rejected)
+        return NetworkFacts(port=port, named_port=port != 29499, rejected=rejected, findings=found, **self.network)
 
 
 def _identity(row: Row) -> Identity:
@@ -164,10 +167,18 @@ TO_HOST = {
     )
 }
 TO_HOST_ASTRAY = {pair: replace(each, how="10.0.0.1 sent through eth0, not eth1") for pair, each in TO_HOST.items()}
+TWO_NAMES = {"machines": {"10.0.0.2": {"node2": None, "node3": None}}}
+ONE_NAME = {"machines": {"10.0.0.2": {"vm": None}}}
+CLONES = {"neighbors": {"10.0.0.2": ["52:54:00:00:00:02", "52:54:00:00:00:03"]}}
+OUR_HARDWARE = {"neighbors": {"10.0.0.2": ["52:54:00:00:00:01"]}, "hardware": {"52:54:00:00:00:01": "eth0"}}
+SAME_HARDWARE = {"neighbors": {"10.0.0.2": ["52:54:00:00:00:01"], "10.0.0.3": ["52:54:00:00:00:01"]}}
+NO_ARP: Mapping[str, Any] = {"neighbors": {"10.0.0.2": []}}
+OURS = {"hostname": "node1", "addresses": ["10.0.0.2"]}
 TYPO = {"resent": "host node9 (10.0.0.9), pid 4"}
 OTHER = {"bert": "host node9 (10.0.0.9), pid 4"}
 SECRET = {"10.0.0.2: secret: it has another one": None}
 LACKING = Status(joined=2, world_size=4, missing=(2, 3))
+GONE = Status(joined=3, world_size=4, departed=(2,), left=("rank 2 on host node2 (10.0.0.2), pid 9: reset",))
 ALONE = Status(joined=1, world_size=4, missing=(1, 2, 3))
 PAIR = Status(joined=2, world_size=4, lacks="1 more node: 3 to 4 are wanted")
 
@@ -194,6 +205,25 @@ RANKS = (
         observed="a rank came, went, and is not back",
         status=Status(joined=3, world_size=4, departed=(2,), left=("rank 2 on host x: reset",)),
         cause="a rank crashed or was stopped",
+    ),
+    Row(
+        observed="a rank came, went, and is not back, and two machines were heard under its address",
+        status=GONE,
+        heard=TWO_NAMES,
+        cause="host node2 and host node3 use the same address 10.0.0.2",
+    ),
+    Row(
+        observed="the same, and the machines have one name, as clones do: its address had two hardware addresses",
+        status=GONE,
+        heard=ONE_NAME,
+        network=CLONES,
+        cause="two machines use the address 10.0.0.2: its hardware address is 52:54:00:00:00:02 and",
+    ),
+    Row(
+        observed="the same, and its address is an address of this machine",
+        status=GONE,
+        network=OURS,
+        cause="the address 10.0.0.2 of host node2 is also an address of this one, node1",
     ),
     Row(
         observed="a rank came, went and came back; then another one does not answer",
@@ -252,6 +282,54 @@ RANKS = (
         heard={"seekers": SEEKER, "other_jobs": TYPO},
         machine=NO_ROUTE,
         cause="rank 2 on host node2 (10.0.0.2), pid 9: heard but not joined",
+    ),
+    Row(
+        observed="a missing rank was heard and has not joined, and this host's firewall drops TCP",
+        status=LACKING,
+        heard={"seekers": SEEKER},
+        machine=NO_TCP,
+        cause="heard but not joined. This host's firewall drops TCP from other hosts: policy drop",
+    ),
+    Row(
+        observed="the same, and two machines were heard under its address",
+        status=LACKING,
+        heard={"seekers": SEEKER, **TWO_NAMES},
+        machine=NO_TCP,
+        cause="heard but not joined. Host node2 and host node3 use the same address 10.0.0.2",
+    ),
+    Row(
+        observed="the same, and it has our hardware address",
+        status=LACKING,
+        heard={"seekers": SEEKER},
+        network=OUR_HARDWARE,
+        cause="10.0.0.2 has the same hardware address as this machine's eth0 (52:54:00:00:00:01)",
+    ),
+    Row(
+        observed="the same, and another machine has its hardware address",
+        status=LACKING,
+        heard={"seekers": SEEKER, "machines": {"10.0.0.2": {"node2": None}, "10.0.0.3": {"node3": None}}},
+        network=SAME_HARDWARE,
+        cause="10.0.0.2 has the same hardware address as 10.0.0.3 (52:54:00:00:00:01)",
+    ),
+    Row(
+        observed="the same, and its address is in none of the subnets of this machine",
+        status=LACKING,
+        heard={"seekers": SEEKER, "off_link": {"10.0.0.2": None}, "machines": {"10.0.0.2": {"node2": None}}},
+        cause="10.0.0.2 is on this network and in none of the subnets here",
+    ),
+    Row(
+        observed="the same, and it does not answer ARP",
+        status=LACKING,
+        heard={"seekers": SEEKER},
+        network=NO_ARP,
+        cause="10.0.0.2 is heard and does not answer ARP",
+    ),
+    Row(
+        observed="the same, and it says that it can't connect to rank 0",
+        status=LACKING,
+        heard={"seekers": SEEKER, "unreached": DEAF},
+        network=OUR_HARDWARE,
+        cause="does not reach it over TCP: 10.0.0.2 has the same hardware address as this machine's eth0",
     ),
     Row(
         observed="ranks are assigned, and more processes were heard than have joined",
@@ -355,6 +433,14 @@ RANKS = (
         heard={"hosts": {HOST: "not reached: 10.0.0.1 no proof within 1 s"}, "other_jobs": TYPO},
         machine=NO_ROUTE,
         cause="rank 0 was heard but could not be reached over TCP",
+    ),
+    Row(
+        observed="the same, and two machines were heard under its address",
+        heard={
+            "hosts": {HOST: "not reached: 10.0.0.1 no proof within 1 s"},
+            "machines": {"10.0.0.1": {"node0": None, "node5": None}},
+        },
+        cause="rank 0 was heard but could not be reached over TCP: host node0 and host node5 use the same address",
     ),
     Row(
         observed="rank 0 is heard, and was dialed twice in vain",
@@ -501,6 +587,18 @@ AGENTS = (
         status=replace(PAIR, seated=b"BBBBCCCC"),
         heard={"seekers": {**A_NODE, b"B" * 16: "a node on host node1 (10.0.0.1), pid 5"}},
         cause="a node on host node2 (10.0.0.2), pid 9: heard but not joined",
+    ),
+    Row(
+        observed="the same, and two machines were heard under its address",
+        assigned=True,
+        heard={"seekers": A_NODE, **TWO_NAMES},
+        cause="heard but not joined. Host node2 and host node3 use the same address 10.0.0.2",
+    ),
+    Row(
+        observed="a node came and went, and two machines were heard under its address",
+        status=replace(PAIR, left=("host node2 (10.0.0.2), pid 9: reset",)),
+        heard=TWO_NAMES,
+        cause="host node2 and host node3 use the same address 10.0.0.2",
     ),
     Row(
         observed="more nodes were heard than have joined",

@@ -106,6 +106,8 @@ def _why_incomplete(
         certain = f"a node and another one can't reach each other: {status.refused[-1]}", _MESH
     elif status.refused:
         certain = f"a node was started with settings that contradict the others: {status.refused[-1]}", _EVERYWHERE
+    else:
+        certain = reports.shared_address(status.left, diagnostics, facts)
     return reports.likely_cause(
         identity.job,
         diagnostics,
@@ -113,7 +115,7 @@ def _why_incomplete(
         _AGENTS,
         alone=alone,
         certain=certain,
-        heard=reports.not_joined(reports.outsiders(identity, diagnostics, most)),
+        heard=reports.not_joined(reports.outsiders(identity, diagnostics, most), diagnostics, facts),
     )
 
 

@@ -216,7 +216,7 @@ class Driver:
             self.machine.handle(TimerDue(), now)
         if not self._settled and self.udp.transport is not None:
             self.udp.ask_peers(now)
-            self.evidence.count_drops(now)
+            self.evidence.look(now)
         if self._scanning and now >= self.interfaces.scan_due:
             self._rescan(now)
         self.udp.handle_timer(now)

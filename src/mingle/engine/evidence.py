@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,9 @@ from mingle.config.settings import DEFAULT_PORT, Network
 from mingle.engine.rejections import Rejections
 from mingle.engine.udp_endpoint import UdpEndpoint
 from mingle.network.folders import Folders
-from mingle.network.interfaces import InterfaceMonitor, reverse_path_drops
+from mingle.network.interfaces import InterfaceMonitor, hardware_address, neighbors, reverse_path_drops
 from mingle.protocol.observations import NetworkFacts
-from mingle.wire.datagrams import BROWSE_GROUP
+from mingle.wire.datagrams import BROWSE_GROUP, truncate_utf8
 
 if TYPE_CHECKING:
     from mingle.diagnostics import Detour, Finding
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 QUICK_SECONDS = 0.2
 """Counters that only a report shows are read after this time: a rank that finds the others sooner reports nothing."""
+LOOK_SECONDS = 1.0
+"""How often the kernel's table of neighbors is read: an entry changes when two machines have one address."""
+REMEMBERED_NEIGHBORS = 4096
+REMEMBERED_HARDWARE = 4
 
 
 class Evidence:
@@ -50,16 +55,25 @@ class Evidence:
         self._udp = udp
         self._folders = folders
         self._rejections = rejections
-        self._slow_from = now + QUICK_SECONDS
+        self._look_from = now + QUICK_SECONDS
         self._rp_drops: int | None = None
+        self._neighbors: dict[str, dict[str, None]] = {}
         self._errors_said: Counter[str] = Counter()
         self.detours: dict[str, Detour] = {}
         """How the kernel has led connections astray that were not made, by the addresses dialed."""
 
-    def count_drops(self, now: float) -> None:
-        """Read once, when it is not quick any more, what the kernel has dropped before."""
-        if self._rp_drops is None and now >= self._slow_from:
+    def look(self, now: float) -> None:
+        """Read, when it is not quick any more, what only the kernel knows: what it drops, and who the neighbors are."""
+        if now < self._look_from:
+            return
+        self._look_from = now + LOOK_SECONDS
+        if self._rp_drops is None:
             self._rp_drops = reverse_path_drops()
+        for address, hardware in neighbors().items():
+            if address in self._neighbors or len(self._neighbors) < REMEMBERED_NEIGHBORS:
+                known = self._neighbors.setdefault(address, {})
+                if hardware and len(known) < REMEMBERED_HARDWARE:
+                    known[hardware] = None
 
     def inspect(self, environ: Mapping[str, str] | None = None, **observed: Any) -> Facts:
         """Return the facts by which this machine can be judged; see `inspection.collect_facts` for the arguments."""
@@ -140,4 +154,8 @@ class Evidence:
             send_errors=transport.send_errors if transport else Counter(),
             failures=failures,
             findings=findings,
+            hostname=truncate_utf8(socket.gethostname()),
+            addresses={*self._interfaces.addresses()} - {"127.0.0.1", "::1"},
+            neighbors={address: list(known) for address, known in self._neighbors.items()},
+            hardware={hardware_address(each.name): each.name for each in self._interfaces.usable if not each.loopback},
         )

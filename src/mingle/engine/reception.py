@@ -34,6 +34,7 @@ class Reception:
         peers: the hosts that are asked by unicast.
         interfaces: this machine's.
         rejected: counts the datagrams that are dropped, by reason.
+        routed: whether routers may pass multicasts on.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class Reception:
         peers: Peers,
         interfaces: InterfaceMonitor,
         rejected: Counter[str],
+        *,
+        routed: bool,
     ) -> None:
         self.verifies = False
         """Whether a datagram must have our signature, if there is a secret; else the machine hears all of them."""
@@ -51,6 +54,7 @@ class Reception:
         self._peers = peers
         self._interfaces = interfaces
         self._rejected = rejected
+        self._routed = routed
 
     def admit(self, received: Received) -> Heard | HeardUnverified | None:
         """Return what the machine is told of a datagram; None: nothing."""
@@ -71,9 +75,14 @@ class Reception:
             signed=datagrams.is_signed(received.data),
             verified=verified,
             address=address,
+            off_link=self._is_off_link(received, address),
             reply_to=received,
         )
         return Heard(message, source)
+
+    def _is_off_link(self, received: Received, address: str) -> bool:
+        on_our_network = received.multicast and received.family == "4" and not self._routed
+        return on_our_network and not self._interfaces.is_on_link(address)
 
     def admit_found(
         self, data: bytes, folder: str, *, same_node: bool, seeks: bool = False

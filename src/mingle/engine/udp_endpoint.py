@@ -97,7 +97,9 @@ class UdpEndpoint:
         self.peers = Peers(network.peers, network.port, network.family, rng)
         """The hosts that are asked by unicast."""
         stack.callback(self.peers.stop)
-        self.reception = Reception(key, network.secret, self.peers, interfaces, rejections.counts)
+        self.reception = Reception(
+            key, network.secret, self.peers, interfaces, rejections.counts, routed=network.ttl > 1
+        )
         """Decides which datagrams the machine hears."""
 
     def close(self) -> None:

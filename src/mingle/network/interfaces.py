@@ -58,6 +58,7 @@ _RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
 _RTA_DST, _RTA_SRC, _RTA_OIF = 1, 2, 4
 _NLM_F_REQUEST = 1
 _DRAINED_AT_ONCE = 64
+_ATF_COM = 0x2  # <linux/if_arp.h>: the entry is complete
 _IFREQ_SIZE = 40  # struct ifreq of a 64-bit Linux; the BSDs' 32 bytes fit
 
 # Prefixes of names. A container's own end of a veth pair is named eth0 and is as good as a card.
@@ -483,6 +484,24 @@ def reverse_path_drops() -> int:
         if "IPReversePathFilter" in names:
             return int(values[names.index("IPReversePathFilter")])
     return 0
+
+
+def neighbors() -> dict[str, str]:
+    """Return the kernel's ARP table (proc_net(5)): hardware addresses by IPv4 address; empty: no answer (Linux)."""
+    try:
+        lines = Path("/proc/self/net/arp").read_text().splitlines()[1:]
+    except OSError:
+        return {}
+    rows = [line.split() for line in lines]
+    return {row[0]: row[3] if int(row[2], 16) & _ATF_COM else "" for row in rows if len(row) > 3}
+
+
+def hardware_address(name: str) -> str:
+    """Return the hardware address of an interface; empty: it has none."""
+    try:
+        return next((str(each["addr"]) for each in netifaces.ifaddresses(name).get(netifaces.AF_LINK, ())), "")
+    except ValueError:  # it has gone
+        return ""
 
 
 def _literal(address: str | IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:

@@ -25,6 +25,8 @@ class Source(Struct, frozen=True, kw_only=True):
     verified: bool = False
     """An OFFER that our secret has signed."""
     address: str = ""
+    off_link: bool = False
+    """Whether it came by multicast that no router passes on, from an IPv4 address that is in none of our subnets."""
     folder: bool = False
     """Whether it is an object in a shared folder, which can be older than its host's last datagram, or than its end."""
     reply_to: object = None

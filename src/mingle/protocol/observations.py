@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, field
@@ -16,6 +16,7 @@ from mingle.wire.frames import ProcessInfo
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
+REMEMBERED_NAMES = 4
 LATELY_SECONDS = 75.0
 """How long a job that was heard counts as being on the network: two questions on the browse group, and a lost one."""
 TOLD_AGAIN_SECONDS = 15.0
@@ -61,6 +62,13 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
     failures: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     """What is wrong with this machine, worst first; read when something has failed."""
+    hostname: str = ""
+    addresses: Collection[str] = ()
+    """All addresses of this machine, except those of loopback."""
+    neighbors: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The hardware addresses that each IPv4 address on our networks has had; none: it does not answer ARP."""
+    hardware: Mapping[str, str] = field(default_factory=dict)
+    """Our own hardware addresses, each with its interface."""
 
 
 class Snapshot(Struct, frozen=True):
@@ -107,6 +115,10 @@ class Diagnostics(Struct):
     secret_signs: int = 0
     """Datagrams of this job whose signature is missing or wrong."""
     secret_failures: dict[str, None] = field(default_factory=dict)
+    machines: dict[str, dict[str, None]] = field(default_factory=dict)
+    """The names of the machines whose multicasts came from each address."""
+    off_link: dict[str, None] = field(default_factory=dict)
+    """The addresses on our network that are in none of our subnets."""
     heard_at: dict[str | bytes, tuple[float, float]] = field(default_factory=dict)
     """When another job (by id) or a seeker (by member id) was heard first and last."""
 
@@ -215,8 +227,19 @@ class Diagnostics(Struct):
                 note(self.other_attempts, message.attempt or "none", source.address)
         else:
             self.signed_without_secret += of_a_rank and source.signed and not secured
+            # Behind one NAT several machines have one address, and no multicast comes from there.
+            if not isinstance(message, Bye) and message.hostname and source.multicast:
+                self._heard_from(message.hostname, source)
             return True
         return False
+
+    def _heard_from(self, hostname: str, source: Source) -> None:
+        if source.address in self.machines or len(self.machines) < REMEMBERED_PER_KIND:
+            names = self.machines.setdefault(source.address, {})
+            if hostname in names or len(names) < REMEMBERED_NAMES:
+                names[hostname] = None
+        if source.off_link:
+            note_name(self.off_link, source.address)
 
     def unverified(self, identity: Identity, message: Datagram) -> None:
         """Note a datagram whose signature is missing or wrong: a hint for the report, and no more than that."""

@@ -9,7 +9,8 @@ The texts call a member by its `ProcessInfo.unit`: a rank, or a node where ``min
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -221,7 +222,9 @@ def unreached(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
             "look at the likely cause there, which has the route to add.",
         )
     if rules and own:
-        return f"{few(lines.values(), '; ')}: {rules[0].observation}", f"{rules[0].remedy}."
+        return f"{few(lines.values(), '; ')}: {rules[0].observation}", rules[0].fix
+    if (known := known_of(lines.values(), diagnostics, facts)) is not None:
+        return f"{few(lines.values(), '; ')}: {known[0]}", known[1]
     return (
         f"{few(lines.values(), '; ')}: a firewall on one of them or between them, or an address of another network",
         "allow TCP between them (`mingle-discover doctor` shows the rule), or set MINGLE_INTERFACE.",
@@ -234,6 +237,86 @@ def failed(diagnostics: Diagnostics, awaited: Collection[int]) -> Cause | None:
     return (few(gone, "; "), "look at its output, and start it again.") if gone else None
 
 
+def known_of(processes: Iterable[str], diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
+    """Return what is known of the addresses of processes that keeps connections with them from working.
+
+    Args:
+        processes: as reports name them, with their addresses.
+        diagnostics: what was heard.
+        facts: what is known of the network.
+    """
+    named = dict.fromkeys(_machines(processes))
+    for name, address in named:
+        if (shared := _shared(name, address, diagnostics, facts)) is not None:
+            return shared
+    for _, address in named:
+        machines, hardware = diagnostics.machines.get(address, {}), facts.neighbors.get(address)
+        if address in diagnostics.off_link and not _also_on_link(machines, diagnostics):
+            return (
+                f"{address} is on this network and in none of the subnets here ({few(facts.interfaces)}), so the "
+                "netmasks or the subnets differ",
+                "compare `ip address` on both machines, and give them addresses and netmasks of one subnet.",
+            )
+        if hardware is not None and not hardware:
+            return (
+                f"{address} is heard and does not answer ARP, so no packet from here reaches it: its link carries "
+                "packets in one direction only, or another machine has its hardware address",
+                "look at the switch port and at `ip link` on both machines; no rule for TCP or UDP is the reason.",
+            )
+    return None
+
+
+def shared_address(processes: Iterable[str], diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
+    """Return the cause if another machine has the address, or the hardware address, of one of these processes."""
+    shared = (_shared(name, address, diagnostics, facts) for name, address in _machines(processes))
+    return next((each for each in shared if each is not None), None)
+
+
+def _shared(name: str, address: str, diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
+    machines, hardware = diagnostics.machines.get(address, {}), facts.neighbors.get(address, ())
+    what = ""
+    if address in facts.addresses and name != facts.hostname:
+        what = f"the address {address} of host {name} is also an address of this one, {facts.hostname}"
+    elif len(machines) > 1:
+        what = f"{' and '.join(f'host {each}' for each in machines)} use the same address {address}"
+    elif len(hardware) > 1:
+        what = f"two machines use the address {address}: its hardware address is {' and '.join(hardware)} in turn"
+    if what:
+        return (
+            what,
+            f"give each machine an address of its own; `ip neigh show {address}` on a third one shows who answers.",
+        )
+    twins = [
+        other
+        for other, theirs in facts.neighbors.items()
+        if hardware and theirs == hardware and diagnostics.machines.get(other, machines) != machines
+    ]
+    if not hardware or not (twins or hardware[0] in facts.hardware):
+        return None
+    same = twins[0] if twins else f"this machine's {facts.hardware[hardware[0]]}"
+    return (
+        f"{address} has the same hardware address as {same} ({hardware[0]}): a switch delivers to one of them",
+        "give each machine a hardware address of its own: the clone of a virtual machine keeps the original's.",
+    )
+
+
+def _machines(processes: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the host names and IP addresses of processes, as reports name them."""
+    for text in processes:
+        for match in re.finditer(r"host (\S+) \(([0-9a-f.:]+)(?: on [^)]*)?\)", text):
+            # An IPv4 address can have a port.
+            yield match[1], match[2].partition(":")[0] if "." in match[2] else match[2]
+
+
+def _also_on_link(machines: Collection[str], diagnostics: Diagnostics) -> bool:
+    """Return whether a machine was also heard under an address of our subnets: it has several networks."""
+    return any(
+        machines & names.keys()
+        for address, names in diagnostics.machines.items()
+        if address not in diagnostics.off_link
+    )
+
+
 def failing(facts: NetworkFacts) -> Cause | None:
     """Return the check of this machine that has failed, if any."""
     found = (finding for finding in facts.findings if finding.status is CheckStatus.FAIL)
@@ -243,7 +326,7 @@ def failing(facts: NetworkFacts) -> Cause | None:
 def _kept_to_itself(facts: NetworkFacts) -> Cause | None:
     """Return the setting by which this host reaches only itself, if there is one."""
     found = (finding for finding in facts.findings if finding.keeps_to_itself)
-    return next(((finding.observation, f"{finding.remedy}.") for finding in found), None)
+    return next(((finding.observation, finding.fix) for finding in found), None)
 
 
 def suspect(facts: NetworkFacts, diagnostics: Diagnostics) -> Cause | None:
@@ -439,15 +522,18 @@ def _why_incomplete(
         facts,
         _words(identity.who.unit),
         alone=alone,
-        certain=failed(diagnostics, status.awaited) or _as_the_host_says(identity, diagnostics, status),
-        heard=not_joined(outsiders(identity, diagnostics, status)),
+        certain=failed(diagnostics, status.awaited) or _as_the_host_says(identity, diagnostics, facts, status),
+        heard=not_joined(outsiders(identity, diagnostics, status), diagnostics, facts),
     )
 
 
-def not_joined(outside: Sequence[str]) -> Cause | None:
+def not_joined(outside: Sequence[str], diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
     """Return the cause if processes that look for the job were heard and have not joined it."""
     if not outside:
         return None
+    rules = [(each.observation, each.fix) for each in facts.findings if each.name == "tcp"]
+    for what, fix in filter(None, (known_of(outside, diagnostics, facts), *rules)):
+        return f"{few(outside, '; ')}: heard but not joined. {what[:1].upper()}{what[1:]}", fix
     return (
         f"{few(outside, '; ')}: heard but not joined. Its host's firewall drops datagrams from here, or this "
         "host's firewall drops its TCP connections",
@@ -455,10 +541,15 @@ def not_joined(outside: Sequence[str]) -> Cause | None:
     )
 
 
-def _as_the_host_says(identity: Identity, diagnostics: Diagnostics, status: Status) -> Cause | None:
+def _as_the_host_says(
+    identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, status: Status
+) -> Cause | None:
     unit = identity.who.unit
     if status.refused and status.joined < status.world_size:
         return f"a {unit} was started with settings that contradict the others: {status.refused[-1]}", _look(unit)
+    shared = shared_address(status.left, diagnostics, facts)
+    if shared is not None and status.joined < status.world_size:
+        return shared
     if status.left and not status.missing and status.joined < status.world_size:
         return f"a {unit} crashed or was stopped while it waited for the others", _look(unit)
     if status.unanswered:
@@ -537,6 +628,9 @@ def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFac
     certain = failed(diagnostics, (0,))
     if certain is None and diagnostics.hosts and not any(diagnostics.member in pair for pair in diagnostics.unreached):
         certain = unreachable_host(host, facts, gone=diagnostics.hosts.keys() <= diagnostics.proved.keys())
+        known = known_of(diagnostics.hosts, diagnostics, facts)
+        if known is not None and _astray(facts) is None:
+            certain = f"{host} was heard but could not be reached over TCP: {known[0]}", known[1]
     words = _words(identity.who.unit)
     return likely_cause(identity.job, diagnostics, facts, words, alone=alone, certain=certain)
 
@@ -594,7 +688,7 @@ def waiting(
     if not diagnostics.store_failures:
         status = replace(status, unconfirmed=())
     if status.joined >= status.world_size:
-        return _as_the_host_says(identity, diagnostics, status)
+        return _as_the_host_says(identity, diagnostics, facts, status)
     why = _why_incomplete(identity, diagnostics, facts, replace(status, unconfirmed=()), alone=False)
     return why or (another_port(diagnostics, facts) if status.joined <= 1 else None)
 

@@ -45,7 +45,7 @@ class Machine:
         self.peers.turn(silent=False, now=0.0)
 
     def reception(self, key: JobKey | None = None, secret: Secret | None = None, *, verifies: bool = True) -> Reception:
-        made = Reception(key, secret, self.peers, self.monitor, self.rejected)
+        made = Reception(key, secret, self.peers, self.monitor, self.rejected, routed=False)
         made.verifies = verifies
         return made
 
