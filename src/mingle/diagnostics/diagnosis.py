@@ -229,7 +229,7 @@ def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
             WARN,
             f"{facts.named_by} names loopback alone, so no other machine can be reached, but {', '.join(facts.unused)} "
             "is up as well: the setting can be left over from a trial on one machine",
-            f"unset {facts.named_by}, unless all ranks run on this machine",
+            f"unset {facts.named_by}, unless the whole job runs on this machine",
             explains_silence=True,
             keeps_to_itself=True,
         )
