@@ -127,8 +127,7 @@ class Seek(Message, frozen=True, kw_only=True, tag="seek", omit_defaults=True):
     kind: Kind | Literal["observer"] = "ranks"
     """An observer looks for the host and never joins it."""
     unreached: Identifier | None = None
-    """The session whose host the sender hears and can't connect to; a sender that hosts a session itself asks no more
-    than whether that host hears this."""
+    """The session whose host the sender hears and can't connect to. A host says so as well, and needs no answer."""
     how: ShortText = ""
     """How the connection failed, for reports."""
     padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
