@@ -320,6 +320,41 @@ def test_a_nic_that_vanishes_while_ranks_wait_is_survived(lab: Lab) -> None:
         assert (result["interface"], result["address"]) == (host.interface(second), host.address(second))
 
 
+# --- one subnet on two ports -----------------------------------------------------------------------------------------
+
+
+def joined_by_a_cable(lab: Lab, first: int) -> list[Host]:
+    """Two machines whose ports all have addresses of 169.254.0.0/16: the first ``first`` send those out of eth0.
+
+    eth0 leads to a controller of each machine's own, and eth1 to the other machine.
+    """
+    cable = lab.network(None, link_local=False)
+    hosts = [lab.host(lab.network(None, link_local=False), cable) for _ in range(2)]
+    for number, host in enumerate(hosts, start=1):
+        ports = ("eth0", "eth1") if number <= first else ("eth1", "eth0")
+        host.ip(*(f"address add 169.254.{port[-1]}.{number}/16 dev {port}" for port in ports))
+    return hosts
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("astray", ["both", "rank 0"])
+def test_packets_that_leave_by_another_interface_are_named_with_the_route(lab: Lab, astray: str, seed: int) -> None:
+    hosts = joined_by_a_cable(lab, 2 if astray == "both" else 1)
+    ranks = [host.start(timed, f"astray {seed}", rank, 2, discovery_timeout=15) for rank, host in enumerate(hosts)]
+    errors = [failure(rank, 15).message for rank in ranks]
+    for number, error in enumerate(errors):
+        host, other = hosts[number], f"169.254.1.{2 - number}"
+        if astray == "rank 0" and number == 1:
+            continue  # its own packets leave by the cable, and no answer comes
+        fact = f"the kernel sends to {other} through eth0, and {other} was heard on eth1"
+        assert fact in next(line for line in error.splitlines() if "likely cause:" in line)
+        (route,) = (line.strip() for line in error.splitlines() if line.strip().startswith("sudo ip route add"))
+        host.ip(route.removeprefix("sudo ip "))
+    ranks = [host.start(train, f"cable {seed}", rank, 2) for rank, host in enumerate(hosts)]
+    assert [result["sum"] for result in results(ranks)] == [3, 3]
+
+
 # --- machines that go offline ----------------------------------------------------------------------------------------
 
 WAYS_OFFLINE = ["is down", "has lost its addresses", "has gone", "has no carrier"]

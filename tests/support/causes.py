@@ -57,6 +57,7 @@ NO_TCP = Facts(
     chains=[Chain("inet", "filter", "input", "input", "drop")],
 )
 ASTRAY = Facts(port=29499, used=["eth1"], used_names=["eth1"], detours=[Detour("10.0.0.1", "eth1", "eth0")])
+HEARD_ELSEWHERE = Facts(port=29499, used=["eth0", "eth1"], detours=[Detour("169.254.1.2", "eth1", "eth0", heard=True)])
 SURE = Facts(port=29499, used=["eth0"], used_names=["eth0"], send_errors={"ENETUNREACH": 3}, default_route=False)
 
 HOST = "host node0 (10.0.0.1:40000), pid 7"
@@ -263,6 +264,14 @@ RANKS = (
         machine=NO_TCP,
         heard={"member": b"M" * 16, "unreached": APART},
         cause="this host's firewall drops TCP from other hosts: policy drop of chain inet filter input",
+    ),
+    Row(
+        observed="the same, and this host sends by another interface than that on which it heard the other one",
+        status=Status(joined=1, world_size=4),
+        assigned=True,
+        machine=HEARD_ELSEWHERE,
+        heard={"member": b"M" * 16, "unreached": APART},
+        cause="the kernel sends to 169.254.1.2 through eth0, and 169.254.1.2 was heard on eth1",
     ),
     Row(
         observed="ranks are missing, and a check of this machine fails",

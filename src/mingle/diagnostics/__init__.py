@@ -61,11 +61,15 @@ class Detour(Struct, frozen=True):
     wanted: str
     """The interface in whose subnet the address is."""
     taken: str
-    """The interface whose route comes first: another one was named, or it has no carrier."""
+    """The interface whose route comes first: another one leads there, or it has no carrier."""
     carrier: bool = True
+    heard: bool = False
+    """Whether multicasts from the address tell which interface leads there, and not the user."""
 
     def __str__(self) -> str:
-        why = f"and {self.wanted} was named" if self.carrier else f"which has no carrier, and not through {self.wanted}"
+        why = f"and {self.address} was heard on {self.wanted}" if self.heard else f"and {self.wanted} was named"
+        if not self.carrier:
+            why = f"which has no carrier, and not through {self.wanted}"
         return f"the kernel sends to {self.address} through {self.taken}, {why}"
 
     @property

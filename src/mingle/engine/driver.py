@@ -341,6 +341,7 @@ class Driver:
     def _handle_tcp_event(self, event: connections.SocketEvent) -> None:
         machine, now = self.machine, self.clock()
         if isinstance(event, connections.SocketAccepted):
+            self.evidence.reached(event.address)
             machine.handle(Accepted(event.conn, event.address), now)
         elif not machine.owns(event.conn):
             return
@@ -390,6 +391,7 @@ class Driver:
             reason = f"is reached through {owner}, and other interfaces were named"
             self.machine.handle(Disconnected(event.conn, reason), now)
             return
+        self.evidence.reached(dialed.address)
         weak = self.interfaces.reached_weakly(event.local_address, dialed.address)
         self.control_port.listen_at_source(event.local_address, self.interfaces.index(owner))
         self.machine.handle(Connected(event.conn, event.local_address, owner, weak), now)

@@ -12,7 +12,13 @@ from mingle.config.settings import DEFAULT_PORT, Network
 from mingle.engine.rejections import Rejections
 from mingle.engine.udp_endpoint import UdpEndpoint
 from mingle.network.folders import Folders
-from mingle.network.interfaces import InterfaceMonitor, hardware_address, neighbors, reverse_path_drops
+from mingle.network.interfaces import (
+    REMEMBERED_ADDRESSES,
+    InterfaceMonitor,
+    hardware_address,
+    neighbors,
+    reverse_path_drops,
+)
 from mingle.protocol.observations import NetworkFacts
 from mingle.wire.datagrams import BROWSE_GROUP, truncate_utf8
 
@@ -59,6 +65,7 @@ class Evidence:
         self._rp_drops: int | None = None
         self._neighbors: dict[str, dict[str, None]] = {}
         self._errors_said: Counter[str] = Counter()
+        self._reached: set[str] = set()
         self.detours: dict[str, Detour] = {}
         """How the kernel has led connections astray that were not made, by the addresses dialed."""
 
@@ -74,6 +81,15 @@ class Evidence:
                 known = self._neighbors.setdefault(address, {})
                 if hardware and len(known) < REMEMBERED_HARDWARE:
                     known[hardware] = None
+
+    def reached(self, address: str) -> None:
+        """Take note that a TCP connection with an address stands."""
+        if len(self._reached) < REMEMBERED_ADDRESSES:
+            self._reached.add(address)
+
+    def _detours(self) -> tuple[Detour, ...]:
+        heard = {each.address: each for each in self._interfaces.heard_astray(self._reached)}
+        return tuple((heard | self.detours).values())
 
     def inspect(self, environ: Mapping[str, str] | None = None, **observed: Any) -> Facts:
         """Return the facts by which this machine can be judged; see `inspection.collect_facts` for the arguments."""
@@ -102,7 +118,7 @@ class Evidence:
             "unresolved": self._udp.peers.failures,
             "folders": {folder: (each.what, each.fix) for folder, each in self._folders.problems.items()},
             "rp_drops_before": self._rp_drops,
-            "detours": tuple(self.detours.values()),
+            "detours": self._detours(),
         }
 
     def observed_since(self) -> dict[str, Any]:

@@ -166,6 +166,8 @@ class UdpEndpoint:
             self.multicasts_on.add(received.interface)
         try:
             message = self.on_datagram(received, self._clock())
+            if message is not None and received.multicast and received.family == "4" and not received.local:
+                self._interfaces.note_heard(received.source[0], received.interface)
             # This process answers a question for its own job; other processes can answer any other datagram.
             if received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
                 self.relay.relay(received, self._clock())

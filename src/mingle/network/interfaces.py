@@ -13,7 +13,7 @@ import itertools
 import socket
 import struct
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from pathlib import Path
@@ -39,6 +39,8 @@ LOOK_ANYWAY_SECONDS = 20.0
 LOOK_GAP_SECONDS = 0.2
 """… and the shortest interval, however many changes it reports: containers come and go all the time."""
 
+REMEMBERED_ADDRESSES = 256
+"""Of how many addresses is known on which interfaces they were heard; bounded against forged ones."""
 # What an interface costs in descriptors, by IP version: the receivers, the sender, a listener of the control port.
 _FILES_PER_VERSION = {4: 3, 6: 4}
 
@@ -561,6 +563,8 @@ class InterfaceMonitor:
         """Those for which the limit of open files has no room."""
         self._say_left_out()
         self._lost = False
+        self._heard: dict[str, set[str]] = {}
+        """The IPv4 addresses of other machines, each with the interfaces on which it was heard."""
 
     def _take(self, found: tuple[Interface, ...]) -> None:
         self.found = found
@@ -690,14 +694,33 @@ class InterfaceMonitor:
             source: the address of ours that was bound; empty: none.
         """
         to = _literal(address)
-        wanted = next((each for each in self.usable if any(to in own.network for own in each.addresses)), None)
-        if wanted is None or to.is_link_local or address in self._owners:
+        if (to.version == 6 and to.is_link_local) or address in self._owners:
+            return None
+        heard = set() if self._named else self._heard.get(address, set())
+        near = (each for each in self.usable if any(to in own.network for own in each.addresses))
+        wanted = next((each for each in near if not heard or each.name in heard), None)
+        if wanted is None:
             return None
         index = egress(address, source)
         taken = next((each for each in self.found if each.index == index), wanted)
-        if self.in_use(taken.name) and (taken.running or not wanted.running):
+        # What is not in use hears nothing.
+        silent = bool(heard) and taken.name not in heard and any(each.name == taken.name for each in self.usable)
+        if self.in_use(taken.name) and (taken.running or not wanted.running) and not silent:
             return None
-        return Detour(address, wanted.name, taken.name, taken.running)
+        return Detour(address, wanted.name, taken.name, taken.running, heard=silent)
+
+    def note_heard(self, address: str, name: str) -> None:
+        """Take note that a multicast has come from an IPv4 address on an interface."""
+        if address in self._heard or len(self._heard) < REMEMBERED_ADDRESSES:
+            self._heard.setdefault(address, set()).add(name)
+
+    def heard_astray(self, reached: Container[str]) -> list[Detour]:
+        """Return the detours to addresses that were heard, but for those with which connections stand.
+
+        A host dials nobody, and its answers to those that dial it go astray as well.
+        """
+        found = (self.astray(each) for each in self._heard if each not in reached)
+        return [detour for detour in found if detour is not None and detour.heard]
 
     def astray(self, address: str, source: str = "") -> Detour | None:
         """Return the detour that can be the reason why a connection was not made: see `detour`.

@@ -217,8 +217,8 @@ def unreached(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
         return astray
     if any(Detour.MARK in diagnostics.unreached[pair].how for pair in pairs):
         return (
-            f"{few(lines.values(), '; ')}: its kernel sends by another interface than the named one, or by one without "
-            "a carrier",
+            f"{few(lines.values(), '; ')}: its kernel sends by another interface than the one that leads there, or by "
+            "one without a carrier",
             "look at the likely cause there, which has the route to add.",
         )
     if rules and own:

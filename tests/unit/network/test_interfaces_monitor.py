@@ -269,6 +269,33 @@ def test_the_kernel_leads_astray_by_an_interface_that_was_not_named_or_has_no_ca
     assert monitored("eth1").detour("10.0.0.9") is not None
 
 
+@pytest.mark.parametrize(
+    ("named", "heard", "astray"),
+    [
+        pytest.param((), {"eth1"}, True, id="another one of the subnet"),
+        pytest.param((), {"eth0", "eth1"}, False, id="both are on one wire"),
+        pytest.param((), {"eth0"}, False, id="the right one"),
+        pytest.param(("eth0",), {"eth1"}, False, id="the user knows better"),
+    ],
+)
+def test_the_kernel_leads_astray_by_an_interface_on_which_the_other_machine_is_not_heard(
+    machine: Machine, routes: dict[str, int], named: tuple[str, ...], heard: set[str], astray: bool
+) -> None:
+    eth0, eth1 = nic("eth0", 2, "169.254.0.1/16"), nic("eth1", 3, "169.254.1.1/16")
+    machine.found = (LO, eth0, eth1)
+    monitor = monitored(*named)
+    for name in heard:
+        monitor.note_heard("169.254.1.2", name)
+    monitor.note_heard("203.0.113.1", "eth1")  # no subnet of ours
+    (found,) = monitor.heard_astray(()) or [None]
+    assert monitor.astray("169.254.1.2") == found
+    assert (found is not None) is astray
+    if found is not None:
+        assert str(found) == "the kernel sends to 169.254.1.2 through eth0, and 169.254.1.2 was heard on eth1"
+        assert found.remedy.endswith("sudo ip route add 169.254.1.2/32 dev eth1")
+    assert not monitor.heard_astray({"169.254.1.2"}), "a connection stands"
+
+
 def test_the_kernel_says_by_which_interface_it_sends() -> None:
     assert interfaces.egress("127.0.0.1") == interfaces.egress("127.0.0.1", "127.0.0.1") == socket.if_nametoindex("lo")
     assert interfaces.egress("127.0.0.1", "192.0.2.1") == 0, "that is no address of this machine"
