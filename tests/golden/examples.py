@@ -282,6 +282,12 @@ STORIES: dict[str, Story] = {
             ),
             Line(
                 "host",
+                "sealed",
+                "with mesh=warn they start, and one was not dialed",
+                msgspec.structs.replace(_SEALED, unproved="that other nodes reach rank 2 is not proved"),
+            ),
+            Line(
+                "host",
                 "closed",
                 "no network is left",
                 frames.Closed(

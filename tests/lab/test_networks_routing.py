@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.support.levels import repeated
 
-from . import Host, Lab, Network, Rank
-from .scenarios import TIMEOUT, results, train
+from . import Host, Lab, Network, Rank, report
+from .scenarios import TIMEOUT, report_log, results, train
 from .test_election import assigned
+from .test_networks_interfaces import describe_and_stay
 from .torchrun_jobs import jobs
 
 pytestmark = pytest.mark.timeout(300)
@@ -180,3 +186,112 @@ def test_a_detour_by_which_packets_arrive_is_not_blamed_for_a_filter(lab: Lab, s
     for rank in ranks:
         cause = rank.error(2 * TIMEOUT).message.partition("likely cause: ")[2]
         assert "as host2 finds in its own firewall" in cause, cause
+
+
+# --- a sidecar --------------------------------------------------------------------------------------------------------
+
+SIDECAR = "127.0.0.6"
+"""The address from which Istio's proxy connects to the program that it stands before."""
+
+
+def sidecar(denied: Sequence[str]) -> None:
+    """Take every TCP connection to this host, and make one from `SIDECAR`; close what a policy denies."""
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def serve(caller: socket.socket) -> None:
+        _, port, address = struct.unpack_from("!HH4s", caller.getsockopt(socket.SOL_IP, SO_ORIGINAL_DST, 16))
+        inner = socket.socket()
+        inner.bind((SIDECAR, 0))
+        try:
+            inner.connect((socket.inet_ntoa(address), port))
+        except OSError:
+            caller.close()
+            return
+        threading.Thread(target=pump, args=(inner, caller), daemon=True).start()
+        pump(caller, inner)
+
+    with socket.create_server(("", 15006), backlog=128) as server:
+        report("redirects")
+        while True:
+            caller, (address, _) = server.accept()
+            if address in denied:
+                caller.close()
+            else:
+                threading.Thread(target=serve, args=(caller,), daemon=True).start()
+
+
+SO_ORIGINAL_DST = 80
+
+
+def add_sidecar(host: Host, *denied: Host) -> None:
+    """Put a sidecar before the programs of a host, whose policy denies connections of some others."""
+    proxy = host.start(sidecar, [each.address() for each in denied])
+    proxy.wait_for("redirects")
+    rule = 'iifname != "lo" meta l4proto tcp redirect to :15006'
+    host.namespace.nft(f"table ip sidecar {{ chain c {{ type nat hook prerouting priority dstnat; {rule}; }}; }}")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks_are", ["given", "assigned"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_mesh_is_proved_through_sidecars(lab: Lab, ranks_are: str, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    for host in hosts:
+        add_sidecar(host)
+    if ranks_are == "given":
+        ranks = start(hosts, f"sidecar {seed}")
+    else:
+        ranks = [host.start(assigned, f"sidecar {seed}", 3, mesh="on") for host in hosts]
+    assert [result["sum"] for result in results(ranks)] == [6] * 3
+    assert not [text for rank in ranks for text in logged(rank) if "is not proved" in text]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_pair_that_the_policy_of_a_sidecar_closes_is_named(lab: Lab, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    for host in hosts:
+        add_sidecar(host, *([hosts[2]] if host is hosts[1] else [hosts[1]] if host is hosts[2] else []))
+    for rank in start(hosts, f"policy {seed}"):
+        error = rank.error(2 * TIMEOUT)
+        assert error.name == "ConnectivityError"
+        pairs, _, cause = error.message.partition("likely cause: ")
+        assert "rank 1 on host host2" in pairs
+        assert "rank 2 on host host3" in pairs
+        assert "do not reach each other: TCP port" in pairs
+        assert cause.startswith(f"a sidecar of a service mesh takes the connections (they come from {SIDECAR})"), cause
+
+
+def form(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:
+    """Find the others, and hold on until killed."""
+    report_log()
+    describe_and_stay(job_id, rank, world_size, **arguments)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_what_address_translation_leaves_unproved_is_said_by_all_ranks(lab: Lab, seed: int) -> None:
+    inside, outside = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
+    router = lab.host(inside, outside, name="router")
+    router.namespace.tool(["sysctl", "-qw", "net.ipv4.ip_forward=1"])
+    router.namespace.nft(
+        "table ip hide { chain c { type nat hook postrouting priority srcnat; oifname eth1 masquerade; }; }"
+    )
+    hosts = [lab.host(outside), lab.host(outside), lab.host(inside)]
+    hosts[2].ip(f"route replace default via {router.address(inside)}")
+    peers = [hosts[0].address()]  # the router carries no multicast
+    ranks = [host.start(form, f"hidden {seed}", rank, 3, peers=peers) for rank, host in enumerate(hosts)]
+    for rank in ranks:
+        rank.wait_for("formed", TIMEOUT)
+        said = [text for text in logged(rank) if "is not proved" in text]
+        assert len(said) == (2 if rank is ranks[0] else 1), "a warning on rank 0, and the line of the job"
+        for text in said:
+            assert f"rank 2 on host host4 (eth0), whose connections come from {router.address(outside)}" in text

@@ -284,13 +284,14 @@ def _form(wanted: Settings, *, enters: bool) -> tuple[Job, Session]:
         end_session(failing=True)
         raise
     logger.info(
-        "job %s: rank %d of %d, rank 0 at %s:%d, own interface %s",
+        "job %s: rank %d of %d, rank 0 at %s:%d, own interface %s%s",
         wanted.job_id,
         formation.place.rank,
         formation.place.world_size,
         formation.store_address,
         formation.store_port,
         formation.interface,
+        formation.unproved and f"; {formation.unproved}",
     )
     job = Job(
         job_id=wanted.job_id,

@@ -496,6 +496,7 @@ class Host:
             interface=path.interface,
             address=next(seat.address for seat in roster if seat.rank == where.rank),
             roster_digest=roster_digest(roster),
+            unproved=self.registrar.unproved,
         )
         self.state = transition(TRANSITIONS, self.state, "GO is decided", Serving(formation))
         self._effects.append(FormedStore())  # GO waits in the callers until they are flushed

@@ -200,6 +200,8 @@ class Formation(Struct, frozen=True, kw_only=True):
     interface: str
     address: str
     roster_digest: bytes
+    unproved: str = ""
+    """What the proof of the mesh does not show, for people."""
 
 
 def lone_formation(session: bytes, port: int, *, local_rank: int = 0) -> Formation:

@@ -551,6 +551,7 @@ class Joiner:
             interface=path.interface,
             address=path.local_address,
             roster_digest=sealed.roster_digest,
+            unproved=sealed.unproved,
         )
         self._change("GO", Formed(Membership(self.identity, outcome, session, self.roster, self.search.race)))
 

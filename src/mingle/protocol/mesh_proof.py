@@ -14,7 +14,7 @@ from msgspec import Struct, field, structs
 
 from mingle.protocol.mesh import NETWORK_SECONDS, sampled, targets_of
 from mingle.protocol.seating import NodeKey, node_keys, place
-from mingle.protocol.seats import HostSeat, Seated
+from mingle.protocol.seats import HostSeat, Seated, machine_of
 from mingle.wire.frames import MAX_SUSPECTS, Blocked, Confirm, Failure, Join, ProcessInfo, Target
 
 _Key: TypeAlias = tuple[NodeKey, int | None]
@@ -34,6 +34,8 @@ class Node(Struct, frozen=True):
     port: int
     dials: bool = True
     """Whether it has targets."""
+    proxied: bool = False
+    """Whether a proxy on the host's own machine has made its connection to the host."""
 
     @property
     def target(self) -> Target:
@@ -92,6 +94,11 @@ class Proof(Struct):
             for target in self.targets_of_node(number):
                 dialed_by.setdefault(target, set()).add(number)
         return dialed_by
+
+    @property
+    def hidden(self) -> list[Node]:
+        """The nodes that no other one dials."""
+        return [node for node in self.nodes if not node.address]
 
     @property
     def is_needed(self) -> bool:
@@ -231,31 +238,46 @@ def _keys(seats: Iterable[Seated]) -> list[_Key]:
 
 
 def _proof(network: str, host: HostSeat, standing: Iterable[Seated], *, seconds: float, last: bool) -> Proof:
-    nodes = [_node(seat, network, host if seat.member == host.member else None) for seat in standing]
+    nodes = [_node(seat, network, host) for seat in standing]
     length = host.prefix_lengths.get(network)
     subnet = str(ipaddress.ip_network(f"{network}/{length}", strict=False)) if length else network
     return Proof(network, subnet, nodes, seconds, last)
 
 
-def _node(seat: Seated, network: str, host: HostSeat | None) -> Node:
+def _node(seat: Seated, network: str, host: HostSeat) -> Node:
     """Return the node of a member.
 
     Args:
         seat: of the member.
         network: the host's address on the network.
-        host: the host's own seat, if the member is the host.
+        host: the host's own seat.
     """
-    applicant, dials = seat.applicant, True
+    applicant, dials, proxied = seat.applicant, True, False
     path = next((each for each in seat.paths if each.host_address == network), None)
     address, interface = ("", "") if path is None else (path.local_address, path.interface)
-    if host is not None:
+    if seat.member == host.member:
         # The members have reached it there. An address that is only advertised belongs to a router that translates: it
         # leads to the host, and the address by which the host dials is unknown.
         address, dials = network, host.prefix_lengths.get(network) != 0
     elif applicant.who.address not in {*(each.local_address for each in applicant.paths), *applicant.addresses}:
-        address = ""  # the connection on which it joined came from another machine's address
+        proxied = _is_proxied(applicant, host)
+        if not proxied:
+            address = ""  # address translation: the connection on which it joined came from another machine's address
     who = structs.replace(applicant.who, rank=applicant.rank)
-    return Node(seat.member, who, interface, address, applicant.mesh_port, dials)
+    return Node(seat.member, who, interface, address, applicant.mesh_port, dials, proxied)
+
+
+def _is_proxied(applicant: Join, host: HostSeat) -> bool:
+    """Return whether the source of a member's connection is the host's own machine, which says nothing of the member.
+
+    The sidecar of a service mesh takes what comes in and connects from loopback, or from the host's address. The latter
+    is also the source of a rootless container on the host's machine, whose own address leads nowhere.
+    """
+    source = applicant.who.address
+    if source.startswith("127.") or source == "::1":
+        return True
+    own = {*host.addresses, *host.applicant.addresses}
+    return source in own and machine_of(applicant) != machine_of(host.applicant)
 
 
 def suspects(proof: Proof) -> dict[bytes, tuple[Target, ...]]:

@@ -205,6 +205,14 @@ class _Text:
         one, other = pairs[0]
         dialing, dialed = self.nodes[one], self.nodes[other]
         here, there = self.short(one), self.short(other)
+        proxied = next((node for node in self.nodes if node.proxied), None)
+        if proxied is not None and kind not in ("no descriptor", "large packets"):
+            return (
+                f"a sidecar of a service mesh takes the connections (they come from {proxied.who.address}), and its "
+                f"policy does not let {here} connect to {there}",
+                "allow TCP on all ports between the pods of the job (Istio: an AuthorizationPolicy), or leave them out "
+                'of the service mesh (sidecar.istio.io/inject: "false").',
+            )
         allow = (
             f"let all TCP ports pass between {here} and {there}, as torch needs them; `mingle-discover ping` on both "
             f"shows whether it helps. As root this names the rule on {there}, if it is there: "
@@ -408,10 +416,19 @@ def unanswered(proof: Proof) -> str:
     return "; ".join([*lines[:_NAMED], *more])[:MAX_TEXT_CHARACTERS]
 
 
-def sample(proof: Proof) -> str:
-    """Return the message that not every pair of a large job was proved."""
-    total = len(proof.nodes)
-    return f"its mesh of {total} nodes is sampled: each node has reached {_dialed(total)} others by TCP"
+def unproved(proof: Proof) -> str:
+    """Return what the proof of a mesh that holds does not show; empty: nothing."""
+    total, hidden, said = len(proof.nodes), proof.hidden, []
+    if proof.sampled:
+        said.append(f"its mesh of {total} nodes is sampled: each node has reached {_dialed(total)} others by TCP")
+    if hidden:
+        names = [f"{node.name}, whose connections come from {node.who.address}" for node in hidden[:_NAMED]]
+        more = [f"{len(hidden) - _NAMED} more"] if len(hidden) > _NAMED else []
+        said.append(
+            f"that other nodes reach {'; '.join([*names, *more])}, is not proved: that is none of the node's own "
+            "addresses, so address translation is between them"
+        )
+    return _cut("; ".join(said))
 
 
 def _dialed(nodes: int) -> int:

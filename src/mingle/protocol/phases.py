@@ -103,7 +103,7 @@ class Stored(Placed):
     store_port: int
     store_token: str
 
-    def frame(self, session: bytes, where: frames.Place, digest: bytes) -> frames.Sealed:
+    def frame(self, session: bytes, where: frames.Place, digest: bytes, unproved: str = "") -> frames.Sealed:
         """Return the SEALED frame for the member with this place."""
         return frames.Sealed(
             session=session,
@@ -113,6 +113,7 @@ class Stored(Placed):
             store_port=self.store_port,
             store_token=self.store_token,
             roster_digest=digest,
+            unproved=unproved,
         )
 
 

@@ -98,6 +98,8 @@ class Registrar:
         self.history = History()
         self.asked_to_lead: set[bytes] = set()
         """The members that were sent LEAD: each can host a session now, and this one closes for it."""
+        self.unproved = ""
+        """What the proof of the mesh does not show."""
         self.unreached: set[bytes] = set()
         """Those of them whose sessions this host could not reach: they are not asked again."""
         self.held = False
@@ -453,7 +455,9 @@ class Registrar:
                 self.admission.acknowledged(member, now)
                 acknowledging.awaited.discard(member)
             else:
-                self._port.send(seat.conn, acknowledging.frame(self.session, acknowledging.places[member], digest))
+                self._port.send(
+                    seat.conn, acknowledging.frame(self.session, acknowledging.places[member], digest, self.unproved)
+                )
         self._advance(now)
 
     # --- time ------------------------------------------------------------------------------------------------------
@@ -571,6 +575,8 @@ class Registrar:
         if (first := self._first()) is not None:
             self._ask_to_lead(state, first, now)
             return
+        if state.proof is not None and not state.proof.failures:
+            self._note_unproved(state.proof)
         # The paths of JOIN can be older than a change of the member's addresses.
         ordered = seats.in_order()
         applicants = [msgspec.structs.replace(seat.applicant, paths=seat.paths) for seat in ordered]
@@ -585,8 +591,6 @@ class Registrar:
             case Chosen(address=address, broken=broken):
                 if broken is not None:
                     self._port.notice(mesh_report.warning(broken))
-                elif state.proof is not None and state.proof.sampled:
-                    self._port.notice(mesh_report.sample(state.proof), warns=False)
                 return address
             case NothingShared():
                 self._keep_apart(state, now)
@@ -600,6 +604,12 @@ class Registrar:
                 self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
                 self._port.no_mesh(proof)
         return None
+
+    def _note_unproved(self, proof: Proof) -> None:
+        """Say what the proof does not show; once, since elastic jobs have a proof for each round."""
+        before, self.unproved = self.unproved, mesh_report.unproved(proof)
+        if self.unproved not in ("", before):
+            self._port.notice(self.unproved, warns=bool(proof.hidden))
 
     def _leave_out(self, state: Confirming, proof: Proof, now: float) -> None:
         """Refuse their seats to the nodes without which all the others reach each other, and go on without them.

@@ -417,8 +417,11 @@ class Sealed(Frame, frozen=True, kw_only=True, tag="sealed", omit_defaults=True)
     store_token: Annotated[str, Meta(max_length=64)]
     """What the store holds under this session's key: proves that it is this store and no other."""
     roster_digest: Proof
+    unproved: Text = ""
+    """What the proof of the mesh does not show, for people."""
 
     def __post_init__(self) -> None:
+        make_printable(self, "unproved")
         check_address(self.store_address)
 
 

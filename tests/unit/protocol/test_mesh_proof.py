@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from msgspec import structs
 
 from mingle.protocol import mesh_proof
@@ -89,6 +90,22 @@ def test_member_behind_address_translation_dials_and_is_not_dialed() -> None:
     made = begun(applicant(0), applicant(1), applicant(2, seen="203.0.113.7"), applicant(3))
     assert addresses(made, 2) == ["10.0.0.4", "10.0.0.1", "10.0.0.2"]
     assert all("10.0.0.3" not in addresses(made, each) for each in (0, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("seen", "node", "dialed"),
+    [
+        pytest.param("127.0.0.6", "", True, id="loopback: a sidecar"),
+        pytest.param("10.0.0.1", "", True, id="the host's address: a sidecar"),
+        pytest.param("10.0.0.1", "node0/net:7", False, id="the same, of the host's machine: a rootless container"),
+    ],
+)
+def test_member_whose_connection_a_proxy_of_the_hosts_machine_has_made_is_dialed(
+    seen: str, node: str, dialed: bool
+) -> None:
+    made = begun(applicant(0), applicant(1), applicant(2, seen=seen, node=node), applicant(3))
+    assert [("10.0.0.3" in addresses(made, each)) for each in (0, 1, 3)] == [dialed] * 3
+    assert [each.who.rank for each in made.hidden] == ([] if dialed else [2])
 
 
 def test_host_on_an_address_that_it_only_advertises_dials_nobody() -> None:

@@ -308,3 +308,23 @@ def test_each_failure_is_told_and_nothing_else_in_ten_lines(data: st.DataObject)
     named = {number for number in range(size) if any(f"w{number}{end}" in text for end in " ,|:)`;\n")}
     at_fault = {number for pair in pairs for number in pair}
     assert named <= at_fault
+
+
+def test_what_is_not_proved_is_said() -> None:
+    made = proof(4, [])
+    assert not mesh_report.unproved(made)
+    who = structs.replace(made.nodes[2].who, address="203.0.113.7")
+    made.nodes[2] = structs.replace(made.nodes[2], address="", who=who)
+    said = mesh_report.unproved(made)
+    assert said.startswith("that other nodes reach rank 2 on host w2 (eth0), whose connections come from 203.0.113.7,")
+    assert mesh_report.unproved(proof(1000, [])).startswith("its mesh of 1000 nodes is sampled")
+
+
+@pytest.mark.parametrize("how", ["closed", "refused", "no answer", "silent"])
+def test_policy_of_a_sidecar_is_the_cause_where_one_takes_the_connections(how: Unreached) -> None:
+    made = proof(4, both((1, 2)), how)
+    who = structs.replace(made.nodes[3].who, address="127.0.0.6")
+    made.nodes[3] = structs.replace(made.nodes[3], who=who, proxied=True)
+    cause, fix = cause_of(made)
+    assert cause.startswith("a sidecar of a service mesh takes the connections (they come from 127.0.0.6)")
+    assert "AuthorizationPolicy" in fix
