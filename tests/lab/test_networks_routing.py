@@ -39,13 +39,16 @@ def service_addresses(lab: Lab, count: int) -> list[Host]:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("named", ["", "eth0"])
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-def test_hosts_whose_routes_carry_a_service_address_form_a_mesh(lab: Lab, seed: int) -> None:
+def test_hosts_whose_routes_carry_a_service_address_form_a_mesh(lab: Lab, named: str, seed: int) -> None:
     hosts = service_addresses(lab, 3)
-    ranks = [host.start(train, f"service {seed}", rank, 3, mesh="on") for rank, host in enumerate(hosts)]
+    env = {"MINGLE_INTERFACE": named or None}
+    ranks = [host.start(train, f"service {seed}", rank, 3, mesh="on", env=env) for rank, host in enumerate(hosts)]
     found = results(ranks)
     assert [result["sum"] for result in found] == [6] * 3
-    assert [result["address"] for result in found] == [hosts[0].address(), "10.9.0.2", "10.9.0.3"]
+    used = [host.address() for host in hosts] if named else [hosts[0].address(), "10.9.0.2", "10.9.0.3"]
+    assert [result["address"] for result in found] == used
 
 
 @pytest.mark.soak
@@ -111,9 +114,10 @@ def test_the_second_nic_of_a_subnet_is_used_if_it_is_named(lab: Lab, variable: s
     assert [result["sum"] for result in found] == [6] * 3
     assert {result["interface"] for result in found} == {"eth1"}
     assert [result["address"] for result in found] == [second(number) for number in (1, 2, 3)]
-    (said,) = [text for text in logged(ranks[1]) if "through eth0" in text]
-    assert f"the kernel sends to {second(1)} through eth0, and eth1 was named" in said
-    assert said.endswith(f"route each other node through eth1, as this one: sudo ip route add {second(1)}/32 dev eth1")
+    for rank, other in ((0, 2), (1, 1)):
+        (said,) = [text for text in logged(ranks[rank]) if "through eth0" in text]
+        assert f"the kernel sends to {second(other)} through eth0, and eth1 was named" in said
+        assert said.endswith(f"through eth1, as this one: sudo ip route add {second(other)}/32 dev eth1")
 
 
 def logged(rank: Rank[Any]) -> list[str]:

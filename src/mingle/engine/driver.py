@@ -19,7 +19,6 @@ from functools import partial
 from mingle import forksafe
 from mingle.config import placement
 from mingle.config.settings import Network
-from mingle.diagnostics import Detour
 from mingle.engine import progress
 from mingle.engine.calls import Calls
 from mingle.engine.control_port import ControlPort
@@ -363,9 +362,9 @@ class Driver:
         except Exception as error:
             self.rejections.fault(error, "the end of a connection")
 
-    def _warn_of(self, detour: Detour) -> None:
-        """Say once that connections work, and leave by another interface than the one that was named."""
-        if not self._warned:
+    def _warn_of_detour(self, address: str) -> None:
+        """Say once if connections work, and torch's leave by another interface than the one that was named."""
+        if (detour := self.interfaces.detour(address)) is not None:
             self._warned = True
             one_line = detour.remedy.replace("\n", " ")
             text = f"{detour}: torch binds no address, so its connections leave there; fix: {one_line}"
@@ -378,14 +377,14 @@ class Driver:
             self.evidence.detours[detour.address] = detour
 
     def _connected(self, event: connections.SocketConnected, now: float) -> None:
-        dialed, source = self._dialed.pop(event.conn)
+        dialed, _ = self._dialed.pop(event.conn)
         if event.local_address not in self.interfaces.addresses():
             self._rescan(now)  # the interface is newer than the last scan
             if not self.machine.owns(event.conn):
                 return
         owner = self.interfaces.owner(event.local_address, dialed.interface)
-        if source and (detour := self.interfaces.detour(dialed.address)) is not None:
-            self._warn_of(detour)
+        if self.network.interfaces and not self._warned:
+            self._warn_of_detour(dialed.address)
         if not (dialed.as_torch or self.interfaces.in_use(owner)):
             self.connections.hang_up(event.conn)
             reason = f"is reached through {owner}, and other interfaces were named"
