@@ -137,6 +137,16 @@ def test_torchrun_uses_the_second_nic_of_a_subnet_if_it_is_named(lab: Lab, seed:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_hosts_with_rules_of_policy_routing_for_the_second_nic_form_a_job(lab: Lab, seed: int) -> None:
+    hosts, _ = two_nics(lab, 3)
+    for number, host in enumerate(hosts, start=1):
+        host.ip(f"rule add from {second(number)} table 100", "route add 10.77.0.0/24 dev eth1 table 100")
+    found = results(start(hosts, f"rules {seed}", MINGLE_INTERFACE="eth1"))
+    assert {(result["sum"], result["interface"]) for result in found} == {(6, "eth1")}
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("ranks_are", ["given", "assigned"])
 @pytest.mark.parametrize(
     "why", ["another switch", "another switch, and a rule", "no carrier", "no carrier, none named"]
