@@ -20,6 +20,7 @@ from .faults import (
     membership_limit,
     missing_rank,
     mistyped_job_id,
+    name_server_silent,
     network_not_shared,
     no_default_route,
     only_loopback,
@@ -76,6 +77,11 @@ FAULTS = (
         "different world sizes",
         world_sizes,
         {"init": ("world_size=2", "different world sizes"), "list": ("1/3",)},
+    ),
+    Fault(
+        "Torch waits 10 seconds for each connection",
+        name_server_silent,
+        {"doctor": ("WARN\tnames", "10.77.0.1 does not answer name queries: torch waits 10 s for each connection")},
     ),
     Fault(
         "multicast dropped by this host's firewall",

@@ -76,6 +76,14 @@ def pings(*hosts: Host, options: Mapping[int, str] | None = None) -> list[str]:
     return [said(each) for each in running]
 
 
+def name_server_silent(lab: Lab) -> Said:
+    network = lab.network()
+    server, host = (lab.host(network) for _ in range(2))
+    server.drop("udp dport 53")
+    host.resolver_file.write_text(f"nameserver {server.address()}\n")
+    return {"doctor": run(host, "doctor")}
+
+
 def set_sysctl(host: Host, name: str, value: int) -> None:
     host.namespace.tool(["sh", "-c", f"echo {value} > /proc/sys/{name}"])
 

@@ -35,6 +35,12 @@ _SYSCTLS = {
     for name in ("accept_dad", "dad_transmits", "router_solicitations")
 }
 
+_SHOWS_THE_CLOUD = (
+    *(f"/sys/class/dmi/id/{name}" for name in ("sys_vendor", "product_name", "chassis_asset_tag")),
+    "/run/cloud-init/cloud-id",
+)
+"""What of the machine that runs the lab shows a cloud; hosts of the lab have none."""
+
 
 @dataclass(frozen=True)
 class Nic:
@@ -71,9 +77,15 @@ class Host:
         # Without a name server every look-up fails at once; with the machine's it would wait for a time-out.
         self.resolver_file = resolver = directory / "resolv.conf"
         resolver.touch()
+        nothing = directory / "nothing"
+        nothing.touch()
         files = {
             seen: str(file)
-            for seen, file in (("/etc/hosts", self.hosts_file), ("/etc/resolv.conf", resolver))
+            for seen, file in (
+                ("/etc/hosts", self.hosts_file),
+                ("/etc/resolv.conf", resolver),
+                *((seen, nothing) for seen in _SHOWS_THE_CLOUD),
+            )
             if Path(seen).exists()
         }
         self.namespace = NetworkNamespace.make(zygote, name, _SYSCTLS, files)

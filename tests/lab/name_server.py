@@ -15,7 +15,9 @@ _A, _AAAA = 1, 28
 _RESPONSE, _AUTHORITATIVE, _NO_SUCH_NAME = 0x8000, 0x0400, 3
 
 
-def serve_name(name: str, schedule: Sequence[tuple[float, Sequence[str]]], address: str) -> None:
+def serve_name(
+    name: str, schedule: Sequence[tuple[float, Sequence[str]]], address: str, *, cached: float = 0.0
+) -> None:
     """Answer on UDP port 53 of ``address`` until killed.
 
     Args:
@@ -23,19 +25,24 @@ def serve_name(name: str, schedule: Sequence[tuple[float, Sequence[str]]], addre
         schedule: seconds after the first question, in ascending order, and the addresses that the name has from
             then on. With none it does not exist.
         address: where to listen.
+        cached: for how many seconds an answer is repeated, also that a name does not exist, as a cluster's server does.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as server:
         server.bind((address, 53))
         report("listening")
         first: float | None = None
+        looked = float("-inf")
+        addresses: Sequence[str] = ()
         while True:
             question, asker = server.recvfrom(512)
             now = time.monotonic()
             first = now if first is None else first
-            passed = [addresses for since, addresses in schedule if now - first >= since]
-            answer = _answer(question, name, passed[-1] if passed else ())
-            report("answered", after=now - first, addresses=list(passed[-1]) if passed else [])
+            if now >= looked + cached:
+                looked, passed = now, [addresses for since, addresses in schedule if now - first >= since]
+                addresses = passed[-1] if passed else ()
+            answer = _answer(question, name, addresses)
+            report("answered", after=now - first, addresses=list(addresses))
             server.sendto(answer, asker)
 
 

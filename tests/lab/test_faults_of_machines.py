@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import mingle
+from mingle.engine import store
 from tests.support.levels import repeated
 
 from . import Host, Lab, Rank, report
@@ -109,6 +110,26 @@ def test_name_servers_that_do_not_answer(lab: Lab, ranks_from: str, seed: int) -
     found = results(ranks)
     check(found, hosts, hosts[0])
     assert max(result["elapsed"] for result in found) < 9
+
+
+def look_up_for_long(job_id: str, rank: int) -> dict[str, Any]:
+    """Train where torch is told to wait longer for a name server than a host once waited for an ACK."""
+    store.LOOK_UP_SECONDS = 13
+    return train(job_id, rank, 2, discovery_timeout=60.0)
+
+
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_look_up_that_takes_longer_than_an_ack_is_named_and_voids_nothing(lab: Lab, seed: int) -> None:
+    network = lab.network()
+    silent, *hosts = [lab.host(network) for _ in range(3)]
+    silent.drop("udp dport 53")
+    for host in hosts:
+        host.resolver_file.write_text(f"nameserver {silent.address()}\n")
+    ranks = [host.start(look_up_for_long, f"slow {seed}", rank) for rank, host in enumerate(hosts)]
+    check(results(ranks), hosts, hosts[0])
+    said = "\n".join(event["text"] for rank in ranks for event in rank.events if event.name == "log")
+    assert "starts again" not in said
+    assert f"{silent.address()} does not answer name queries: torch waits 10 s for each connection" in said
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

@@ -45,6 +45,30 @@ def test_several_ranks_on_each_host(lab: Lab, seed: int) -> None:
     check(results(ranks), hosts, machines[0])
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_name_that_leads_to_another_machine_is_shown_with_its_address(lab: Lab, seed: int) -> None:
+    """Of rank 0, by a stale line in /etc/hosts; that of rank 2 is right, and shows that names and the network work."""
+    network = lab.network()
+    *hosts, stale = (lab.host(network) for _ in range(4))
+    for host in hosts:
+        host.isolate_one_way("in", match="meta pkttype multicast")
+        names = {stale: "node0", hosts[1]: "node1", hosts[2]: "node2"}
+        lines = [f"{each.address()} {name}\n" for each, name in names.items()]
+        host.hosts_file.write_text(host.hosts_file.read_text() + "".join(lines))
+    ranks = [
+        host.start(
+            train, f"stale {seed}", rank, 3, peers=["node0", "node1", "node2"][: rank and 3], discovery_timeout=16.0
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    wrong = f"node0 = {stale.address()}: no answer"
+    wait_for_log(ranks[1], f"nothing has come from {wrong}")
+    error = str(ranks[1].error(40.0))
+    assert f"nothing has come from {wrong}" in error
+    assert f"peers: {wrong}, node1: this machine, node2 = {hosts[2].address()}: answers" in error
+
+
 @pytest.mark.parametrize("first", ["given", "assigned"])
 def test_a_name_that_is_complete_only_after_5_seconds(lab: Lab, first: str) -> None:
     network, hosts = without_multicast(lab, 4)

@@ -39,6 +39,7 @@ _UNWANTED_PREFIXES = (
     "NCCL_",
     "TP_SOCKET",
     "TORCHELASTIC_",
+    "KUBERNETES_",
 )
 _UNWANTED_NAMES = frozenset(
     {

@@ -60,6 +60,12 @@ ASTRAY = Facts(port=29499, used=["eth1"], used_names=["eth1"], detours=[Detour("
 HEARD_ELSEWHERE = Facts(port=29499, used=["eth0", "eth1"], detours=[Detour("169.254.1.2", "eth1", "eth0", heard=True)])
 SURE = Facts(port=29499, used=["eth0"], used_names=["eth0"], send_errors={"ENETUNREACH": 3}, default_route=False)
 
+POD = replace(HEALTHY, surroundings="pod")
+CONTAINER = replace(HEALTHY, surroundings="container")
+CLOUD = replace(HEALTHY, surroundings="Amazon EC2")
+SLOW_NAMES = replace(HEALTHY, silent_servers=["10.0.0.53"], look_up_seconds=10.0)
+WRONG_PEER = dict.fromkeys(("peers", "unanswered"), ("node0 = 10.0.0.9: no answer",))
+
 HOST = "host node0 (10.0.0.1:40000), pid 7"
 VERSION: Mapping[str, int] = {"version 9": 1}
 
@@ -274,6 +280,12 @@ RANKS = (
         cause="the kernel sends to 169.254.1.2 through eth0, and 169.254.1.2 was heard on eth1",
     ),
     Row(
+        observed="all ranks joined, one has not reached rank 0's store, and a name server does not answer",
+        status=Status(joined=4, world_size=4, phase="sealed", unconfirmed=(3,)),
+        machine=SLOW_NAMES,
+        cause="10.0.0.53 does not answer name queries: torch waits 10 s for each connection",
+    ),
+    Row(
         observed="ranks are missing, and a check of this machine fails",
         status=LACKING,
         machine=SURE,
@@ -421,6 +433,37 @@ RANKS = (
         cause="is also held by pid 99",
     ),
     Row(
+        observed="ranks are missing, others have joined, in a Kubernetes pod without MINGLE_PEERS",
+        status=LACKING,
+        machine=POD,
+        cause="this is a Kubernetes pod, and multicast rarely passes between nodes",
+    ),
+    Row(
+        observed="rank 0 is alone, no process is heard, in a container without MINGLE_PEERS",
+        status=ALONE,
+        machine=CONTAINER,
+        cause="this is a container, and multicast does not leave its machine's bridge",
+    ),
+    Row(
+        observed="rank 0 is alone, no process is heard, on a machine of a cloud without MINGLE_PEERS",
+        status=ALONE,
+        machine=CLOUD,
+        cause="this is a machine of Amazon EC2, and networks there rarely carry multicast",
+    ),
+    Row(
+        observed="ranks are missing, others have joined, in a cloud where their multicast was heard",
+        status=LACKING,
+        machine=replace(CLOUD, multicast_heard=True),
+        cause="the missing ranks were not started",
+    ),
+    Row(
+        observed="rank 0 is alone, and a host of MINGLE_PEERS does not answer",
+        status=ALONE,
+        machine=replace(POD, peers_named=True),
+        network=WRONG_PEER,
+        cause="nothing has come from node0 = 10.0.0.9: no answer",
+    ),
+    Row(
         observed="rank 0 is alone, and no process is heard",
         status=ALONE,
         cause="the missing ranks were not started, the network carries no multicast",
@@ -552,6 +595,17 @@ RANKS = (
         machine=NO_ROUTE,
         cause="rank 0 was not started, the network carries no multicast",
     ),
+    Row(
+        observed="rank 0 is not heard, other ranks of the job are, in a Kubernetes pod without MINGLE_PEERS",
+        heard={"seekers": SEEKER},
+        machine=POD,
+        cause="this is a Kubernetes pod, and multicast rarely passes between nodes",
+    ),
+    Row(
+        observed="no process is heard, and a host of MINGLE_PEERS does not answer",
+        network=WRONG_PEER,
+        cause="nothing has come from node0 = 10.0.0.9: no answer",
+    ),
     Row(observed="no process is heard", cause="rank 0 was not started, the network carries no multicast"),
 )
 AGENTS = (
@@ -661,6 +715,17 @@ AGENTS = (
         observed="no process is heard, and this one's UDP port is not the default",
         machine=OTHER_PORT,
         cause="the other nodes were not started, or with another MINGLE_PORT than 31000",
+    ),
+    Row(
+        observed="other nodes have joined, in a Kubernetes pod without MINGLE_PEERS",
+        status=PAIR,
+        machine=POD,
+        cause="this is a Kubernetes pod, and multicast rarely passes between nodes",
+    ),
+    Row(
+        observed="no process is heard, and a host of MINGLE_PEERS does not answer",
+        network=WRONG_PEER,
+        cause="nothing has come from node0 = 10.0.0.9: no answer",
     ),
     Row(observed="no process is heard", cause="the other nodes were not started, the network carries no multicast"),
 )

@@ -109,6 +109,16 @@ class Facts(Struct, frozen=True, kw_only=True):
     hostname: str = ""
     hostname_addresses: Sequence[str] = ()
     hostname_problem: str = ""
+    silent_servers: Sequence[str] = ()
+    """The name servers of this host, if they have not answered in time."""
+    look_up_seconds: float = 0.0
+    """How long torch then waits for them."""
+    surroundings: str = ""
+    """``pod``, ``container``, or the name of the cloud, as this machine shows it; empty if it does not."""
+    peers_named: bool = False
+    """Whether hosts or shared folders are named, so that multicast is not needed."""
+    multicast_heard: bool = False
+    """Whether a multicast of another machine was heard."""
     unresolved: Mapping[str, str] = field(default_factory=dict)
     """The names among the peers that do not resolve, each with the reason."""
     folders: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -139,6 +149,8 @@ def examine(facts: Facts) -> list[Finding]:
             _multicast,
             _tcp,
             _reverse_path,
+            _surroundings,
+            _names,
             _peers,
             _folders,
             _versions,
@@ -162,6 +174,8 @@ def troubles(facts: Facts) -> list[Finding]:
         _multicast,
         _tcp,
         _reverse_path,
+        _surroundings,
+        _names,
         _peers,
     )
     found = [finding for check in checks for finding in check(facts) if finding.status is not PASS]
@@ -473,14 +487,59 @@ def _reverse_path(facts: Facts) -> Iterator[Finding]:
         yield Finding("rp_filter", PASS, f"the reverse path filter ({words}) has dropped nothing")
 
 
+_WITHOUT_MULTICAST = {
+    "pod": (
+        "this is a Kubernetes pod, and multicast rarely passes between nodes: pods of other nodes are not heard",
+        "set MINGLE_PEERS to a headless Service of the job's pods, or to dir:/PATH on a volume they share",
+    ),
+    "container": (
+        "this is a container, and multicast does not leave its machine's bridge: other machines are not heard",
+        "set MINGLE_PEERS to all hosts of the job, and run the containers in the hosts' network",
+    ),
+}
+
+
+def _surroundings(facts: Facts) -> Iterator[Finding]:
+    where = facts.surroundings
+    within_a_machine = where in _WITHOUT_MULTICAST  # what is heard there can come from the same machine
+    heard = facts.multicast_heard and not within_a_machine
+    if not where or heard or facts.peers_named or facts.only_loopback or facts.interface_problem is not None:
+        return
+    observation, remedy = _WITHOUT_MULTICAST.get(
+        where,
+        (
+            f"this is a machine of {where}, and networks there rarely carry multicast: other machines are not heard",
+            "set MINGLE_PEERS to the names or addresses of all hosts of the job",
+        ),
+    )
+    yield Finding("surroundings", WARN, observation, remedy, explains_silence=True, keeps_to_itself=True)
+
+
+def _names(facts: Facts) -> Iterator[Finding]:
+    if facts.silent_servers:
+        servers = " and ".join(facts.silent_servers)
+        yield Finding(
+            "names",
+            WARN,
+            f"{servers} {'does' if len(facts.silent_servers) == 1 else 'do'} not answer name queries: torch waits "
+            f"{facts.look_up_seconds:g} s for each connection",
+            f"remove {servers} from /etc/resolv.conf, or add all hosts of the job to /etc/hosts",
+        )
+
+
 def _peers(facts: Facts) -> Iterator[Finding]:
     for host, why in facts.unresolved.items():
-        yield Finding(
-            "peers",
-            FAIL,
-            f"{host!r} in MINGLE_PEERS does not resolve: {why}",
-            f"correct the name, or add it to the name server or /etc/hosts: `getent hosts {host}` must find it",
-        )
+        found = f"`getent hosts {host}` must find it"
+        if facts.silent_servers:
+            fix = f"make {' or '.join(facts.silent_servers)} answer (/etc/resolv.conf), or add the name to /etc/hosts: "
+        elif facts.surroundings == "pod":
+            fix = (
+                "make a headless Service (`clusterIP: None`, `publishNotReadyAddresses: true`) whose selector matches "
+                "the job's pods, and name it in their `subdomain`: "
+            )
+        else:
+            fix = "correct the name, or add it to the name server or /etc/hosts: "
+        yield Finding("peers", FAIL, f"{host!r} in MINGLE_PEERS does not resolve: {why}", fix + found)
 
 
 def _folders(facts: Facts) -> Iterator[Finding]:

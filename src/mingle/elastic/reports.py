@@ -74,7 +74,7 @@ def waiting(
     if not (status.lacks or status.refused):
         return None
     why = _why_incomplete(identity, memory, status, status, diagnostics, facts, alone=False)
-    return why or (reports.another_port(diagnostics, facts) if status.joined <= 1 else None)
+    return why or (reports.unheard(diagnostics, facts) if status.joined <= 1 else None)
 
 
 def _why_incomplete(

@@ -25,6 +25,7 @@ from mingle.wire.datagrams import BROWSE_GROUP, truncate_utf8
 if TYPE_CHECKING:
     from mingle.diagnostics import Detour, Finding
     from mingle.diagnostics.diagnosis import Facts
+    from mingle.network.inspection import LookUp
 
 QUICK_SECONDS = 0.2
 """Counters that only a report shows are read after this time: a rank that finds the others sooner reports nothing."""
@@ -68,6 +69,7 @@ class Evidence:
         self._reached: set[str] = set()
         self.detours: dict[str, Detour] = {}
         """How the kernel has led connections astray that were not made, by the addresses dialed."""
+        self._look_up: LookUp | None = None
 
     def look(self, now: float) -> None:
         """Read, when it is not quick any more, what only the kernel knows: what it drops, and who the neighbors are."""
@@ -116,6 +118,8 @@ class Evidence:
             "unicasts_sent": transport.unicasts_sent if transport else 0,
             "peers": self._udp.peers.addresses,
             "unresolved": self._udp.peers.failures,
+            "peers_named": bool(network.peers or network.folders),
+            "multicast_heard": self._udp.multicast_heard,
             "folders": {folder: (each.what, each.fix) for folder, each in self._folders.problems.items()},
             "rp_drops_before": self._rp_drops,
             "detours": self._detours(),
@@ -138,7 +142,9 @@ class Evidence:
             from mingle.diagnostics import diagnosis
             from mingle.network import inspection
 
-            return diagnosis.troubles(inspection.collect_facts(self._network.port, **observed))
+            self._look_up = self._look_up or inspection.LookUp.near(observed["used"])
+            facts = inspection.collect_facts(self._network.port, look_up=self._look_up, **observed)
+            return diagnosis.troubles(facts)
         return ()
 
     def facts(self, findings: Sequence[Finding] = ()) -> NetworkFacts:
@@ -151,6 +157,8 @@ class Evidence:
         groups = [] if network.family == "6" else [group.ipv4]
         if network.family != "4" and any(each.of_family("6") for each in self._interfaces.usable):
             groups.append(group.ipv6(network.ttl))
+        own = {str(address.ip) for each in self._interfaces.found for address in each.addresses}
+        answers = self._udp.peers.answers(own)
         failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
         failures += [f"local relay: {self._udp.relay.failure}"] if self._udp.relay.failure else []
         failures += [f"{host} did not resolve: {why}" for host, why in self._udp.peers.failures.items()]
@@ -163,7 +171,8 @@ class Evidence:
             groups=groups,
             port=network.port,
             named_port=network.port != DEFAULT_PORT,
-            peers=[*(str(peer) for peer in network.peers), *network.folders],
+            peers=[*answers, *network.folders],
+            unanswered=[peer for peer, silent in answers.items() if silent],
             sent=transport.sent if transport else 0,
             received=transport.received if transport else 0,
             rejected=self._rejections.counts,

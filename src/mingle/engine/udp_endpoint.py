@@ -72,6 +72,8 @@ class UdpEndpoint:
         """The job's group."""
         self.multicasts_on: set[str] = set()
         """The interfaces on which multicasts arrive."""
+        self.multicast_heard = False
+        """Whether a multicast of another machine has arrived."""
         self.on_datagram: Callable[[Received, float], Datagram | None] = self._admit
         """Processes a datagram, and returns the message in it, if any. The pinger has datagrams of its own."""
         self.ask_peers: Callable[[float], None] = self._ask_peers
@@ -183,7 +185,11 @@ class UdpEndpoint:
         event = self.reception.admit(received)
         if event is not None:
             self.machine.handle(event, now)
-        return event.message if isinstance(event, Heard) else None
+        if not isinstance(event, Heard):
+            return None
+        self.peers.heard(event.source.address)
+        self.multicast_heard |= received.multicast and not received.local
+        return event.message
 
     # --- what goes out ---------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ describe the formats.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -44,6 +45,7 @@ HOLDER_SECONDS = 1.0
 # A process that uses mingle has both of these libraries in memory.
 _MINGLE_LIBRARIES = ("netifaces", "msgspec")
 _PROC = Path("/proc")
+_DMI, _CLOUD_ID = Path("/sys/class/dmi/id"), Path("/run/cloud-init/cloud-id")
 
 
 def collect_facts(
@@ -55,6 +57,7 @@ def collect_facts(
     rp_drops_before: int | None = None,
     environ: Mapping[str, str] | None = None,
     brief: bool = False,
+    look_up: LookUp | None = None,
     **observed: Any,
 ) -> Facts:
     """Return the facts about this machine.
@@ -67,13 +70,15 @@ def collect_facts(
         rp_drops_before: the counter of the reverse path filter when the discovery began.
         environ: the environment to examine, and with it this host's own name; None: neither matters.
         brief: whether to leave out what takes long: the processes that hold the port, and the rules of the firewall.
+        look_up: a look-up that has begun before; None: one begins now, and can take `NAME_SECONDS`.
         **observed: further facts, which the sockets have shown.
     """
     # What a check says of the first interface is to be true of packets from other machines.
     names = [each.name for each in sorted(used, key=lambda each: each.loopback)]
     routable = _routable(used)
+    look_up = look_up or LookUp.near(used)
     addresses, why = ([], "") if environ is None else resolve(socket.gethostname())
-    return Facts(
+    facts = Facts(
         port=port,
         interface_problem=None if interface_problem is None else _problem(interface_problem),
         used=[str(each) for each in used],
@@ -94,10 +99,15 @@ def collect_facts(
         hostname_problem=why,
         master="" if environ is None else _master(environ),
         environment_problems=[] if environ is None else _environment_problems(environ),
+        surroundings=surroundings(),
         chains=[] if brief else firewall_chains(),
         manager=firewall_manager(),
         **observed,
     )
+    if look_up is None or not look_up.is_silent(wait=not brief):
+        return facts
+    servers, seconds = name_servers()
+    return structs.replace(facts, silent_servers=servers, look_up_seconds=seconds)
 
 
 def _routable(used: Iterable[Interface]) -> list[tuple[str, IPv4Interface | IPv6Interface]]:
@@ -177,6 +187,95 @@ def _looked_up(hostname: str) -> tuple[list[str], str]:
     except (OSError, ValueError) as error:
         return [], getattr(error, "strerror", None) or str(error)
     return list(dict.fromkeys(literal(answer[4]) for answer in answers)), ""
+
+
+class LookUp:
+    """A look-up of the name of another host, as torch makes one for each host that it connects to.
+
+    Args:
+        address: of that host.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._until = time.monotonic() + NAME_SECONDS
+        self._ended = threading.Event()
+        self._late = False
+
+        def look_up() -> None:
+            with contextlib.suppress(OSError):
+                socket.getnameinfo((address, 0), 0)
+            self._late = time.monotonic() >= self._until
+            self._ended.set()
+
+        try:
+            detached.start(threading.Thread(target=look_up, name="mingle-abandoned-look-up", daemon=True))
+        except RuntimeError:  # the limit of threads is reached: nothing is known of the name servers
+            self._ended.set()
+
+    @classmethod
+    def near(cls, used: Sequence[Interface]) -> LookUp | None:
+        """Begin that of a neighbor in the first network in use; None without a network."""
+        routable = [address for _, address in _routable(used) if not address.is_loopback]
+        own = {str(address.ip) for address in routable}
+        near = itertools.islice(routable[0].network.hosts(), len(own) + 1) if routable else ()
+        neighbor = next((str(address) for address in near if str(address) not in own), None)
+        return None if neighbor is None else cls(neighbor)
+
+    def is_silent(self, *, wait: bool) -> bool:
+        """Return whether the look-up takes longer than `NAME_SECONDS`, as far as it is known."""
+        if wait:
+            self._ended.wait(max(0.0, self._until - time.monotonic()))
+        return self._late if self._ended.is_set() else time.monotonic() >= self._until
+
+
+def name_servers() -> tuple[list[str], float]:
+    """Return this host's name servers, and how long a look-up waits if none of them answers (resolv.conf(5))."""
+    words = [line.split() for line in _read(Path("/etc/resolv.conf")).splitlines()]
+    servers = [each[1] for each in words if each[:1] == ["nameserver"] and len(each) > 1][:3] or ["127.0.0.1"]
+    options = dict(option.partition(":")[::2] for each in words if each[:1] == ["options"] for option in each[1:])
+    timeout, attempts = (
+        int(options[name]) if options.get(name, "").isdigit() else default
+        for name, default in (("timeout", 5), ("attempts", 2))
+    )
+    shares = [timeout, *(max(1, (timeout << number) // len(servers)) for number in range(1, len(servers)))]
+    return servers, float(attempts * sum(shares))
+
+
+_CLOUDS = frozenset(
+    (
+        *(
+            "Amazon EC2",
+            "Google Compute Engine",
+            "Alibaba Cloud",
+            "DigitalOcean",
+            "Hetzner",
+            "Vultr",
+            "Linode",
+            "Akamai",
+        ),
+        *("Scaleway", "OVHcloud", "UpCloud", "Exoscale", "Tencent Cloud", "OracleCloud.com"),
+        *("aws", "gce", "azure", "oracle", "aliyun", "digitalocean", "hetzner", "vultr", "scaleway", "upcloud"),
+        *("exoscale", "akamai", "ibmcloud"),
+    )
+)
+"""What machines of clouds have in DMI, or in the file of cloud-init."""
+_AZURE = "7783-7084-3265-9085-8269-3286-77"
+"""The asset tag of Azure's machines, whose vendor is that of every Hyper-V."""
+_POD_MARK, _CONTAINER_MARK = "/pods/", "containers/"
+"""In the path from which kubelet, or Docker and Podman, mount /etc/hosts."""
+
+
+def surroundings() -> str:
+    """Return ``pod``, ``container``, or the name of the cloud, where this machine shows one of them."""
+    mounts = [line.split() for line in _read(_PROC / "self/mountinfo").splitlines()]
+    hosts = next((each[3] for each in reversed(mounts) if each[4:5] == ["/etc/hosts"]), "")
+    if os.environ.get("KUBERNETES_SERVICE_HOST") or _POD_MARK in hosts:
+        return "pod"
+    if _CONTAINER_MARK in hosts:
+        return "container"
+    files = (*(_DMI / name for name in ("sys_vendor", "product_name", "chassis_asset_tag")), _CLOUD_ID)
+    shown = [_read(file).strip().replace(_AZURE, "Azure") for file in files]
+    return next((each for each in shown if each in _CLOUDS or each == "Azure"), "")
 
 
 def firewall_chains() -> list[Chain]:

@@ -12,7 +12,7 @@ import math
 import random
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
@@ -28,11 +28,18 @@ PER_ROUND = 8
 """How many addresses are asked at once; the others have their turn in the next round."""
 ROUND_SECONDS = 0.02
 RESOLVE_SECONDS = 1.0
+"""How often a name is resolved at first; each time costs a question for each search domain and IP version."""
+RESOLVE_SHARE = 0.1
+"""Later a name is resolved only after this fraction of the time that has passed, …"""
+SLOW_RESOLVE_SECONDS = 5.0
+"""… and at least so often: name servers of clusters keep their answers for as long (CoreDNS)."""
 SILENT_RESOLVE_SECONDS = 30.0
 """The same while the process asks no peer, because it has a host: an agent of an elastic job has one for days."""
 RESOLVED_SECONDS = 0.1
 """How often newly resolved addresses are looked for."""
 MAX_THREADS = 8
+SHOWN = 4
+"""How many addresses of a name are shown."""
 # A name that resolves to more than this is no list of hosts; bounded against a hostile or broken resolver. Addresses
 # are kept while the process looks for others, because a resolver can return another subset each time; all together
 # cost at most PER_ROUND datagrams a round.
@@ -65,6 +72,11 @@ class Peers:
         # The threads add to these two.
         self._lock = forksafe.register_lock(threading.Lock())
         self._failures: dict[str, str] = {}
+        self._resolved: dict[str, list[str]] = {}
+        """The addresses of each name, as of the last try that found any."""
+        self._heard: set[str] = set()
+        """The addresses of peers from which datagrams came, in canonical form."""
+        self._names = {str(peer): peer.host for peer in peers}
         named = [(peer.host, peer.port or default_port) for peer in peers]
         self._found = [(host, port) for host, port in named if parse_address(host)]
         self.any = bool(named)
@@ -105,6 +117,34 @@ class Peers:
         """Return the first addresses, at most as many as are asked at once."""
         self._take_found(float("-inf"))
         return list(self._targets)[:PER_ROUND]
+
+    def heard(self, address: str) -> None:
+        """Take note of a datagram; one that is no peer's is of no interest here."""
+        if address in self._hosts:
+            self._heard.add(address)
+
+    def answers(self, own: Collection[str]) -> dict[str, bool]:
+        """Return the peers as people know them, each with whether it is silent; without those of this machine alone.
+
+        Args:
+            own: the addresses of this machine.
+        """
+        with self._lock:
+            resolved = dict(self._resolved)
+        found = {}
+        for name, host in self._names.items():
+            addresses = [host] if parse_address(host) else resolved.get(host, [])
+            others = [each for each in addresses if each not in own]
+            answering = [each for each in others if canonical_address(each) in self._heard]
+            shown = f"{', '.join(others[:SHOWN])}{', …' if len(others) > SHOWN else ''}"
+            label = name if others == [host] else f"{name} = {shown}"
+            if not others:
+                found[f"{name}: {'this machine' if addresses else 'no address'}"] = False
+            elif len(others) == 1:
+                found[f"{label}: {'answers' if answering else 'no answer'}"] = not answering
+            else:
+                found[f"{label}: {len(answering)} of {len(others)} answer"] = not answering
+        return found
 
     def turn(self, *, silent: bool, now: float) -> list[tuple[str, int]]:
         """Return the addresses to ask now, the longest overdue first; none if ``silent``.
@@ -153,9 +193,11 @@ class Peers:
         self._stop.set()
 
     def _run(self, names: Sequence[tuple[str, int]]) -> None:
-        age = math.inf
+        age, waited = math.inf, 0.0
         while not self._stop.is_set():
-            if not self._rarely or age >= SILENT_RESOLVE_SECONDS:
+            waited = 0.0 if self._rarely else waited + RESOLVE_SECONDS
+            pause = SILENT_RESOLVE_SECONDS if self._rarely else min(waited * RESOLVE_SHARE, SLOW_RESOLVE_SECONDS)
+            if age >= pause:
                 age = 0.0
                 for host, port in names:
                     self._look_up(host, port)
@@ -172,6 +214,7 @@ class Peers:
         addresses = with_a_route([literal(answer[4]) for answer in answers])
         with self._lock:
             self._failures.pop(host, None)
+            self._resolved[host] = list(dict.fromkeys(addresses))
             self._found += [(address, port) for address in addresses]
 
 

@@ -55,6 +55,9 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
     named_port: bool = False
     """Whether the port is another one than the default."""
     peers: Sequence[str] = ()
+    """The named hosts and shared folders, each host with its addresses and whether anything came from there."""
+    unanswered: Sequence[str] = ()
+    """Those hosts from which nothing came."""
     sent: int = 0
     received: int = 0
     rejected: Counter[str] = field(default_factory=Counter)

@@ -194,6 +194,7 @@ def likely_cause(
         _mistyped_id(job, diagnostics, words),
         _kept_to_itself(facts),
         suspect(facts, diagnostics) if alone else None,
+        unanswered(facts) if alone else None,
     )
     return next((rung for rung in rungs if rung is not None), None)
 
@@ -326,6 +327,24 @@ def failing(facts: NetworkFacts) -> Cause | None:
 def _kept_to_itself(facts: NetworkFacts) -> Cause | None:
     """Return the setting by which this host reaches only itself, if there is one."""
     found = (finding for finding in facts.findings if finding.keeps_to_itself)
+    return next(((finding.observation, finding.fix) for finding in found), None)
+
+
+def unanswered(facts: NetworkFacts) -> Cause | None:
+    """Return the named hosts from which nothing has come, if there are any."""
+    if not facts.unanswered:
+        return None
+    return (
+        f"nothing has come from {few(facts.unanswered)}: no process was started there, the name leads to another "
+        "machine (a stale line in /etc/hosts, a wildcard record, a Service with a cluster IP), or a firewall drops UDP "
+        f"port {facts.port}",
+        "compare each name's address with that machine's own, and run `mingle-discover ping` on both hosts.",
+    )
+
+
+def slow_names(facts: NetworkFacts) -> Cause | None:
+    """Return the name servers that do not answer, if torch waits for them."""
+    found = (finding for finding in facts.findings if finding.name == "names")
     return next(((finding.observation, finding.fix) for finding in found), None)
 
 
@@ -564,6 +583,8 @@ def _as_the_host_says(
             f"allow TCP from this host to {unit} 0's, or fix the store's port with MINGLE_MASTER_PORT and open that "
             "one.",
         )
+    if status.phase in ("sealing", "sealed") and (slow := slow_names(facts)) is not None:
+        return slow
     if status.unconfirmed:
         return "those processes are stopped, or their network was cut while the job formed", _look(unit)
     return None
@@ -682,7 +703,7 @@ def waiting(
         connected: whether the rank is connected to the host, or is the host.
     """
     if not connected:
-        return _why_no_host(identity, diagnostics, facts, alone=False) or another_port(diagnostics, facts)
+        return _why_no_host(identity, diagnostics, facts, alone=False) or unheard(diagnostics, facts)
     if status is None:
         return _SILENT
     if not diagnostics.store_failures:
@@ -690,13 +711,13 @@ def waiting(
     if status.joined >= status.world_size:
         return _as_the_host_says(identity, diagnostics, facts, status)
     why = _why_incomplete(identity, diagnostics, facts, replace(status, unconfirmed=()), alone=False)
-    return why or (another_port(diagnostics, facts) if status.joined <= 1 else None)
+    return why or (unheard(diagnostics, facts) if status.joined <= 1 else None)
 
 
-def another_port(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
-    """Return the cause if no process is heard, and this one does not use the default port."""
+def unheard(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
+    """Return the cause if named hosts are not heard, or no process is and this one does not use the default port."""
     if not facts.named_port or not diagnostics.empty:
-        return None
+        return unanswered(facts)
     return (
         f"no process is heard on UDP port {facts.port}, which is not the default: a process with another MINGLE_PORT "
         "is not heard",

@@ -140,6 +140,21 @@ FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
             ("dir:/shared in MINGLE_PEERS does not exist", "mount its file system"),
         ),
         ({"unresolved": {"head": "unknown"}}, "peers", FAIL, ("'head' in MINGLE_PEERS", "getent hosts head")),
+        (
+            {"unresolved": {"digits": "unknown"}, "surroundings": "pod", "peers_named": True},
+            "peers",
+            FAIL,
+            ("headless Service", "selector", "`subdomain`", "getent hosts digits"),
+        ),
+        ({"surroundings": "pod"}, "surroundings", WARN, ("a Kubernetes pod", "MINGLE_PEERS", "headless Service")),
+        ({"surroundings": "container"}, "surroundings", WARN, ("a container", "MINGLE_PEERS")),
+        ({"surroundings": "aws"}, "surroundings", WARN, ("a machine of aws", "MINGLE_PEERS")),
+        (
+            {"silent_servers": ["10.0.0.5"], "look_up_seconds": 10.0},
+            "names",
+            WARN,
+            ("10.0.0.5 does not answer name queries: torch waits 10 s", "/etc/hosts"),
+        ),
         ({"versions": {"version 2": "10.0.0.9"}}, "version", WARN, ("10.0.0.9 speaks version 2", "same version")),
         ({"hostname_addresses": ["127.0.1.1"]}, "hostname", WARN, ("127.0.1.1", "/etc/hosts")),
         ({"hostname_problem": "not known", "hostname_addresses": []}, "hostname", WARN, ("not known", "/etc/hosts")),
@@ -156,6 +171,27 @@ def test_a_fault_is_named_and_no_other(
     for word in words:
         assert word in str(finding)
     assert finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"surroundings": "pod", "multicast_heard": True}, True),
+        ({"surroundings": "aws", "multicast_heard": True}, False),
+        ({"surroundings": "pod", "peers_named": True}, False),
+        ({"surroundings": "pod", "only_loopback": True}, False),
+    ],
+)
+def test_a_pod_hears_pods_of_its_node_and_that_proves_nothing(changes: dict[str, object], named: bool) -> None:
+    findings = examine(replace(HEALTHY, **changes))
+    assert ("surroundings" in {finding.name for finding in findings}) is named
+
+
+def test_a_peer_without_an_address_is_no_mistyped_name_where_no_name_server_answers() -> None:
+    facts = replace(HEALTHY, unresolved={"head": "no answer"}, silent_servers=["10.0.0.5"], look_up_seconds=10.0)
+    (finding,) = [each for each in examine(facts) if each.name == "peers"]
+    assert "make 10.0.0.5 answer" in finding.remedy
+    assert "correct the name" not in finding.remedy
 
 
 def test_troubles_are_the_worst_first_and_no_pass() -> None:

@@ -41,7 +41,7 @@ def test_facts_and_inspection_describe_the_network(monkeypatch: pytest.MonkeyPat
         facts = driver.evidence.facts()
         assert facts.groups[0] == "239.192.180.44"
         assert facts.port == port
-        assert facts.peers == ["no-such-host.invalid"]
+        assert facts.peers == ["no-such-host.invalid: no address"]
         assert facts.rejected == {"magic": 2}
         (failure,) = facts.failures
         assert failure.startswith("no-such-host.invalid did not resolve: ")

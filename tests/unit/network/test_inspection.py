@@ -51,6 +51,75 @@ def test_the_environment() -> None:
     assert facts({"RANK": "0", "WORLD_SIZE": "1"}).environment_problems == []
 
 
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        ("nameserver 10.0.0.5\n", 10.0),
+        ("nameserver 10.0.0.5\noptions ndots:5 timeout:2 attempts:1\n", 2.0),
+        ("nameserver 10.0.0.5\nnameserver 10.0.0.6\n", 20.0),
+    ],
+)
+def test_name_servers_and_how_long_they_are_waited_for(
+    written: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one server it was seen in the lab, of two it is glibc's rule: the second one gets 2^1 * 5 s / 2."""
+    monkeypatch.setattr(inspection, "_read", lambda _file: written)
+    servers, waited = inspection.name_servers()
+    assert servers == [line.split()[1] for line in written.splitlines() if line.startswith("nameserver")]
+    assert waited == seconds
+
+
+@pytest.mark.parametrize(("ends", "silent"), [(True, False), (False, True)])
+def test_a_look_up_that_does_not_end_in_time_is_silent(
+    ends: bool, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(inspection, "NAME_SECONDS", 60.0 if ends else 0.05)
+    monkeypatch.setattr(socket, "getnameinfo", lambda *_: None if ends else ended.wait(60))
+    look_up = inspection.LookUp("192.0.2.1")
+    try:
+        assert look_up.is_silent(wait=True) is silent
+    finally:
+        ended.set()
+
+
+@pytest.mark.parametrize(
+    ("shown", "environ", "where"),
+    [
+        ({}, {}, ""),
+        ({"sys_vendor": "Amazon EC2\n"}, {}, "Amazon EC2"),
+        ({"sys_vendor": "Microsoft Corporation\n", "chassis_asset_tag": f"{inspection._AZURE}\n"}, {}, "Azure"),
+        ({"sys_vendor": "Microsoft Corporation\n"}, {}, ""),
+        ({"sys_vendor": "Google\n", "product_name": "Google Compute Engine\n"}, {}, "Google Compute Engine"),
+        ({"cloud-id": "gce\n"}, {}, "gce"),
+        ({"cloud-id": "nocloud\n"}, {}, ""),
+        ({"sys_vendor": "Amazon EC2\n"}, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "pod"),
+        ({"mountinfo": "7 1 8:1 /var/lib/kubelet/pods/9f/etc-hosts /etc/hosts rw - ext4 /dev/a rw\n"}, {}, "pod"),
+        ({"mountinfo": "7 1 8:1 /docker/containers/9f/hosts /etc/hosts rw - ext4 /dev/a rw\n"}, {}, "container"),
+        (
+            {
+                "mountinfo": "7 1 8:1 /docker/containers/9f/hosts /etc/hosts rw - ext4 /dev/a rw\n"
+                "8 7 8:1 /tmp/hosts /etc/hosts rw - ext4 /dev/a rw\n"
+            },
+            {},
+            "",
+        ),
+    ],
+)
+def test_where_this_machine_runs(
+    shown: dict[str, str], environ: dict[str, str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "self").mkdir()
+    for name, text in shown.items():
+        (tmp_path / ("self/mountinfo" if name == "mountinfo" else name)).write_text(text)
+    for attribute, path in (("_PROC", tmp_path), ("_DMI", tmp_path), ("_CLOUD_ID", tmp_path / "cloud-id")):
+        monkeypatch.setattr(inspection, attribute, path)
+    assert inspection.surroundings() == where
+
+
 def test_an_interface_problem_keeps_its_cause() -> None:
     problem = InterfaceError.explain("no eth7", cause="it is eth0 here", remedy="name eth0")
     found = inspection.collect_facts(1, interface_problem=problem)

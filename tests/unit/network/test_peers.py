@@ -360,6 +360,26 @@ def test_a_peer_is_known_however_its_address_was_written(written: str, source: s
     known.stop()
 
 
+def test_each_peer_is_shown_with_its_address_and_whether_anything_came_from_there(
+    names: NameServer, made: Callable[..., Peers]
+) -> None:
+    own, many = ("10.0.0.1", 29499), [("10.0.0.1", 29499), ("10.0.0.2", 29499), ("10.0.0.3", 29499)]
+    names.answers = {"node0": [("10.0.0.9", 29499)], "many": many, "us": [own], "unknown": OSError("unknown")}
+    asked = made(*(Peer(name) for name in (*names.answers, "10.0.0.7")))
+    names.answer(*names.answers)
+    until(lambda: bool(asked.failures) and bool(asked.turn(silent=False, now=0.0)) and len(asked._resolved) == 3)
+    asked.turn(silent=True, now=1.0)
+    for address in ("10.0.0.2", "10.0.0.7", "10.0.0.250"):
+        asked.heard(address)
+    assert asked.answers({"10.0.0.1"}) == {
+        "node0 = 10.0.0.9: no answer": True,
+        "many = 10.0.0.2, 10.0.0.3: 1 of 2 answer": False,
+        "us: this machine": False,
+        "unknown: no address": False,
+        "10.0.0.7: answers": False,
+    }
+
+
 def test_without_peers_nobody_is_asked_and_nothing_is_waited_for() -> None:
     none = Peers([], 29499, "auto", random.Random(1))
     assert none.next_timer(5.0) is None
@@ -367,11 +387,11 @@ def test_without_peers_nobody_is_asked_and_nothing_is_waited_for() -> None:
     none.stop()
 
 
-@pytest.mark.parametrize(("silent", "most"), [(False, 300), (True, 10)])
-def test_names_are_resolved_less_often_while_no_peer_is_asked(
+@pytest.mark.parametrize(("silent", "most"), [(False, 72), (True, 10)])
+def test_names_are_resolved_less_often_later_and_while_no_peer_is_asked(
     monkeypatch: pytest.MonkeyPatch, silent: bool, most: int
 ) -> None:
-    """An agent of an elastic job has a host for days, and a name server has many agents."""
+    """An agent of an elastic job has a host for days, a rank can wait for hours, and a name server has many of them."""
 
     class Clock:
         now = 0.0
