@@ -450,7 +450,7 @@ def egress(address: str, source: str = "") -> int:
     request = struct.pack("=IHHII", 16 + len(route), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + route
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
-            netlink.settimeout(1.0)  # the kernel has answered when send(2) returns
+            netlink.setblocking(False)  # the kernel has answered when send(2) returns
             netlink.send(request)
             answer = netlink.recv(4096)
     except OSError:  # also EMFILE, and a sandbox without netlink
