@@ -20,7 +20,7 @@ def python() -> str:
     environment = Path(_folder().name)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     (packages,) = environment.glob("lib/python*/site-packages")
-    folders = [folder for folder in map(Path, sys.path) if folder.name == "site-packages"]
+    folders = [folder for folder in map(Path, sys.path) if folder.name in ("site-packages", "dist-packages")]
     for entry in (entry for folder in folders for entry in folder.iterdir()):
         link = packages / entry.name
         if not entry.name.startswith("numpy") and entry.suffix != ".pth" and not link.exists():
