@@ -200,7 +200,7 @@ RANKS = (
     Row(
         observed="all ranks have joined and some do not answer, and a process too many was refused",
         status=Status(joined=4, world_size=4, unconfirmed=(2, 3), refused=("host x: full",)),
-        cause="those processes are stopped, or their network was cut",
+        cause="those processes are stopped, or their network was cut, or loses packets",
     ),
     Row(
         observed="a missing rank said that it failed",
@@ -231,6 +231,11 @@ RANKS = (
         status=GONE,
         network=OURS,
         cause="the address 10.0.0.2 of host node2 is also an address of this one, node1",
+    ),
+    Row(
+        observed="a rank came, its connection timed out, and it is not back",
+        status=Status(joined=3, world_size=4, departed=(2,), left=("rank 2 on host x: timed out (ETIMEDOUT)",)),
+        cause="its machine is down, or its network was cut or loses packets",
     ),
     Row(
         observed="a rank came, went and came back; then another one does not answer",

@@ -8,7 +8,8 @@ A connection counts when both sides have proved the session, with the handshake 
 greeted each other. GREET is longer than a packet, because a path that drops large packets carries a handshake. A
 process that is stopped is no broken path: its kernel accepts connections, and the prover waits for its answer without a
 limit. So an answer that stays away is a failure only once the host, which asks each such process on its own connection,
-has said that it runs.
+has said that it runs. One connection shows nothing of that: where many packets are lost, TCP can pause on it for
+seconds. So the target is dialed anew meanwhile, and has failed only if these connections stay unanswered, too.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ AGAIN_SECONDS = 2.0
 INSPECTION_SECONDS = AGAIN_SECONDS
 """The time in which a machine has to find out what is wrong with itself: a tool that lists its firewall can hang, and
 the last try must not become longer for it."""
+LOSSY = "some packets pass and others are lost"
+"""The detail of a target to which connections were made that failed in different ways."""
 MAX_CALLERS = 256
 """The connections that a member accepts at a time."""
 CALLERS_SHARE = 8
@@ -114,12 +117,20 @@ class _Pursuit(Struct):
 
     @property
     def connected(self) -> bool:
-        """Whether a connection is established; there is only one then."""
+        """Whether a connection is established."""
         return any(each.connected for each in self.attempts.values())
 
     @property
+    def unanswered(self) -> tuple[Unreached, str]:
+        """How it has failed if no connection was answered, with a detail: as each of two or more has."""
+        greeted = [each.conversation.welcome is not None for each in self.attempts.values() if each.connected]
+        if len(greeted) < 2 or len(set(greeted)) > 1:
+            return "no answer", LOSSY
+        return ("large packets" if greeted[0] else "silent"), ""
+
+    @property
     def greeted(self) -> bool:
-        """Whether GREET was sent on it."""
+        """Whether GREET was sent on a connection."""
         return any(each.conversation.welcome is not None for each in self.attempts.values())
 
 
@@ -214,11 +225,14 @@ class Prover:
         if pursuit is not None and pursuit.connected and pursuit.ask_at is None and pursuit.runs_at is None:
             pursuit.runs_at = now
             pursuit.due = self._due(pursuit)
+            if len(pursuit.attempts) < DIALS_AT_ONCE:
+                self._dial(pursuit, now)
 
     def _connected(self, pursuit: _Pursuit, conn: int, now: float) -> None:
-        attempt = pursuit.attempts[conn]
+        attempt, is_first = pursuit.attempts[conn], not pursuit.connected
         attempt.connected = True
-        self._await_answer(pursuit, now)
+        if is_first:
+            self._await_answer(pursuit, now)
         self._effects.append(Write(conn, attempt.conversation.data_to_send()))
         for other in [each for each, one in pursuit.attempts.items() if not one.connected]:
             self._hang_up(pursuit, other)
@@ -229,7 +243,7 @@ class Prover:
     def _received(self, pursuit: _Pursuit, conn: int, untrusted: bytes, now: float) -> None:
         attempt = pursuit.attempts[conn]
         conversation = attempt.conversation
-        was_proved = conversation.welcome is not None
+        was_proved, is_progress = conversation.welcome is not None, not pursuit.greeted
         try:
             received = conversation.receive_data(untrusted)
         except (Rejected, HandshakeFailed) as failure:
@@ -238,7 +252,8 @@ class Prover:
             return
         if conversation.welcome is not None and not was_proved:
             conversation.send(greeting(self._call.member))
-            self._await_answer(pursuit, now)
+            if is_progress:
+                self._await_answer(pursuit, now)
             self._effects.append(Write(conn, conversation.data_to_send()))
         for frame in received:
             if isinstance(frame, frames.Greet):
@@ -366,11 +381,13 @@ class Prover:
             elif now >= pursuit.next_dial:
                 self._dial(pursuit, now)
         elif pursuit.runs_at is not None:
-            pursuit.how, pursuit.detail = "large packets" if pursuit.greeted else "silent", ""
+            pursuit.how, pursuit.detail = pursuit.unanswered
             self._failed(pursuit)
         else:
             pursuit.ask_at = None
             self._ask(pursuit.target.member, now)
+            if len(pursuit.attempts) < DIALS_AT_ONCE:
+                self._dial(pursuit, now)
         pursuit.due = self._due(pursuit)
 
     def _fill(self, now: float) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field, structs
 
-from mingle.protocol.mesh import NETWORK_SECONDS, sampled, targets_of
+from mingle.protocol.mesh import LOSSY, NETWORK_SECONDS, sampled, targets_of
 from mingle.protocol.seating import NodeKey, node_keys, place
 from mingle.protocol.seats import HostSeat, Seated, machine_of
 from mingle.wire.frames import MAX_SUSPECTS, Blocked, Confirm, Failure, Join, ProcessInfo, Target
@@ -143,6 +143,13 @@ class Proof(Struct):
             self.blocked[number] = blocked
         if number is not None:
             self.asked = {pair: runs for pair, runs in self.asked.items() if pair[0] != number}
+
+    def compare(self, before: Mapping[Pair, Failure]) -> None:
+        """Take note of how connections failed in an earlier try: silence of one kind and then another is loss."""
+        for pair, failure in self.failures.items():
+            kinds = {failure.how, before.get(pair, failure).how}
+            if len(kinds) > 1 and kinds <= {"silent", "large packets", "no answer"}:
+                self.failures[pair] = structs.replace(failure, how="no answer", detail=LOSSY)
 
     def unreached(self, failures: Iterable[Failure]) -> frozenset[bytes]:
         """Return the processes whose nodes a newcomer has not reached."""

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from mingle.diagnostics import Detour, firewall, route_through
 from mingle.errors import FREE_DESCRIPTORS, ConnectivityError, counted
-from mingle.protocol.mesh import targets_of
+from mingle.protocol.mesh import LOSSY, targets_of
 from mingle.protocol.mesh_proof import Node, Pair, Proof
 from mingle.wire.frames import MAX_TEXT_CHARACTERS, Failure, ProcessInfo, Refused, Unreached
 
@@ -64,7 +64,7 @@ class _Text:
         detail = f" ({failure.detail})" if failure.detail else ""
         sentences: dict[Unreached, str] = {
             "refused": f"TCP port {port} refuses connections",
-            "no answer": f"no answer from TCP port {port}",
+            "no answer": f"no answer from TCP port {port}{detail if failure.detail == LOSSY else ''}",
             "no route": f"no route{detail}",
             "another program": f"another program answers on TCP port {port}{detail}",
             "silent": f"TCP port {port} accepts connections and does not answer, though the process there runs",
@@ -221,6 +221,12 @@ class _Text:
         match kind:
             case "refused":
                 return f"a firewall on {there}, or between it and {here}, rejects TCP connections", allow
+            case "no answer" if self.pairs[one, other].detail == LOSSY:
+                return (
+                    f"the network between {here} and {there} loses many packets",
+                    f"`mingle-discover ping` on {here} and {there} shows how many; look for a bad cable or port, or a "
+                    "queue that is full (`ip -s link`).",
+                )
             case "no answer":
                 return f"a firewall on {there} or on {here}, or one between them, drops TCP connections", allow
             case "no route" if Detour.MARK in self.pairs[pairs[0]].detail:
@@ -403,12 +409,12 @@ def unanswered(proof: Proof) -> str:
     stopped = sorted({other for (_, other), runs in proof.asked.items() if not runs})
     lines = [
         f"{proof.nodes[other].name}, pid {proof.nodes[other].who.pid}, accepts connections and does not answer: "
-        "it is stopped or hangs"
+        "it is stopped or hangs, or most packets to it are lost"
         for other in stopped
     ]
     lines += [
         f"{proof.nodes[other].name} runs, but what accepts connections of {proof.nodes[one].name} at its TCP port "
-        f"{proof.nodes[other].port} does not answer: another program, or a firewall drops all but the first packets"
+        f"{proof.nodes[other].port} does not answer: another program, or packets are dropped or lost once it is open"
         for (one, other), runs in sorted(proof.asked.items())
         if runs
     ]

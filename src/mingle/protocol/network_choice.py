@@ -128,6 +128,7 @@ class NetworkChoice:
 
     def _give_up(self, proof: Proof, common: str) -> Chosen | MeshBroken:
         proof.others = tuple(each for each in self._broken if each != proof.network)
+        proof.compare(self._broken[proof.network].failures)
         return Chosen(common, proof) if self._mode == "warn" else MeshBroken(proof)
 
     def _common(self, without: Container[str] = ()) -> str | None:

@@ -570,6 +570,13 @@ def _as_the_host_says(
     if shared is not None and status.joined < status.world_size:
         return shared
     if status.left and not status.missing and status.joined < status.world_size:
+        # The kernel of a process that has ended closes its connection, or resets it.
+        if all("ETIMEDOUT" in text for text in status.left):
+            return (
+                f"the connection to a {unit} timed out while it waited for the others: its machine is down, or its "
+                "network was cut or loses packets",
+                f"{_look(unit).removesuffix('.')}; `mingle-discover ping` on all hosts at once shows lost packets.",
+            )
         return f"a {unit} crashed or was stopped while it waited for the others", _look(unit)
     if status.unanswered:
         return (
@@ -586,7 +593,10 @@ def _as_the_host_says(
     if status.phase in ("sealing", "sealed") and (slow := slow_names(facts)) is not None:
         return slow
     if status.unconfirmed:
-        return "those processes are stopped, or their network was cut while the job formed", _look(unit)
+        return (
+            "those processes are stopped, or their network was cut, or loses packets, while the job formed",
+            f"{_look(unit).removesuffix('.')}; `mingle-discover ping` on all hosts at once shows lost packets.",
+        )
     return None
 
 

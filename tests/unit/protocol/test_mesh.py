@@ -320,12 +320,12 @@ def test_lack_of_descriptors_of_its_own_is_named() -> None:
 
 
 @pytest.mark.parametrize("seconds", [3.0, 60.0, 3600.0])
-def test_stopped_target_is_waited_for_and_not_dialed_again(seconds: float) -> None:
+def test_stopped_target_is_waited_for_and_dialed_once_more(seconds: float) -> None:
     lan = Lan(3)
     lan.at(2).stopped = True
     lan.run(seconds)
     assert not lan.prover.done
-    assert len(lan.dials) == 3
+    assert [address for _, address in lan.dials[3:]] == ["10.0.0.2"]
     lan.cont(2)
     assert lan.prover.done
     assert not lan.failures
@@ -372,14 +372,36 @@ def test_program_that_accepts_and_says_nothing_is_named_once_the_process_is_know
     assert not lan.open
 
 
-def test_answer_that_the_process_runs_counts_for_one_connection() -> None:
+@pytest.mark.parametrize("fault", ["mute", "small"])
+def test_connection_on_which_all_is_lost_is_made_up_for_by_the_next(fault: str) -> None:
+    lan = Lan(1)
+    setattr(lan.at(1), fault, True)
+    lan.run(mesh.ANSWER_SECONDS - 0.1)
+    setattr(lan.at(1), fault, False)
+    lan.run(0.2)
+    assert lan.prover.done
+    assert not lan.failures
+
+
+def test_connections_that_fail_in_different_ways_show_loss_and_no_cause() -> None:
+    lan = Lan(1)
+    lan.at(1).mute = True
+    lan.run(mesh.ANSWER_SECONDS - 0.1)
+    lan.at(1).mute, lan.at(1).small = False, True
+    lan.run(2 * (mesh.ANSWER_SECONDS + mesh.RUNS_SECONDS))
+    assert lan.prover.done
+    (failure,) = lan.prover.failures
+    assert (failure.how, failure.detail) == ("no answer", mesh.LOSSY)
+
+
+def test_answer_that_the_process_runs_counts_for_the_connections_of_its_time() -> None:
     """It can be stopped while the next connection is made."""
     lan = Lan(1)
     lan.at(1).mute = True
     lan.run(mesh.ANSWER_SECONDS + 0.1)
     lan.at(1).mute, lan.at(1).stopped = False, True
-    (conn,) = lan.open
-    lan._tell(Disconnected(conn, "timed out"))
+    for conn in list(lan.open):
+        lan._tell(Disconnected(conn, "timed out"))
     lan.run(60.0)
     assert not lan.prover.done
     lan.cont(1)

@@ -261,6 +261,25 @@ def test_kernel_that_sends_by_another_interface_is_the_cause() -> None:
     assert "no route (sent through eth1, not eth0)" in error(made).observation
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "lossy"),
+    [
+        ("silent", "large packets", True),
+        ("large packets", "no answer", True),
+        ("large packets", "large packets", False),
+        ("no answer", "no answer", False),
+        ("refused", "silent", False),
+    ],
+)
+def test_tries_that_fail_in_different_ways_blame_loss_alone(before: Unreached, after: Unreached, lossy: bool) -> None:
+    made = proof(4, [(1, 3)], after)
+    made.compare(proof(4, [(1, 3)], before).failures)
+    cause, remedy = cause_of(made)
+    assert ("the network between w1 and w3 loses many packets" in cause) is lossy
+    assert ("`mingle-discover ping` on w1 and w3 shows how many" in remedy) is lossy
+    assert ("no answer from TCP port 4003 (some packets pass" in str(error(made))) is lossy
+
+
 @pytest.mark.parametrize("how", ["refused", "no route"])
 def test_rule_that_rejects_explains_an_answer(how: Unreached) -> None:
     found = blocked(1, rule="reject")
