@@ -108,16 +108,15 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def takes_text(stream: object) -> bool:
+def takes_text(stream: Any) -> bool:
     """Return whether a line can be written to a stream without waiting for its reader."""
-    fileno = getattr(stream, "fileno", None)
-    if fileno is None or not hasattr(select, "poll"):  # an object of the application's; Windows
+    if not hasattr(select, "poll"):  # Windows
         return True
     poll = select.poll()
     try:
-        poll.register(fileno(), select.POLLOUT)
+        poll.register(stream.fileno(), select.POLLOUT)
         return bool(poll.poll(0))
-    except (OSError, ValueError):  # not a descriptor, or closed: the write itself says so
+    except Exception:  # closed, or an object of the application's without a descriptor: a write says what is wrong
         return True
 
 
@@ -205,7 +204,7 @@ def handlers(logger: logging.Logger, level: int) -> Iterator[logging.Handler]:
 def _leave_out(record: logging.LogRecord) -> bool:
     """Return whether a record is handled: the filter that keeps a rank from waiting for the reader of its log."""
     streams = [getattr(handler, "stream", None) for handler in handlers(_logger, record.levelno)]
-    if not all(takes_text(stream) for stream in streams):
+    if not all(map(takes_text, streams)):
         drop()
         return False
     if streams and (missed := take_dropped()):

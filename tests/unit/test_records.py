@@ -300,6 +300,36 @@ def test_records_for_a_handler_whose_stream_nobody_reads_are_dropped_and_counted
     assert unread.text() == "2 messages dropped, since nothing read this log\nthree\n"
 
 
+class Odd:
+    """What an application has put in place of a stream."""
+
+    def __init__(self, fileno: Callable[[], object]) -> None:
+        self.fileno = fileno
+        self.written = ""
+
+    def write(self, text: str) -> None:
+        self.written += text
+
+    def flush(self) -> None:
+        pass
+
+
+def _refuse() -> object:
+    raise NotImplementedError
+
+
+@needs_poll
+@pytest.mark.parametrize("fileno", [_refuse, lambda: None, lambda: -1, "none of its own"])
+def test_a_stream_without_a_descriptor_gets_every_line(
+    fileno: Callable[[], object], handled: Callable[[Handler], Handler]
+) -> None:
+    stream = Odd(fileno)
+    handled(logging.StreamHandler(stream))  # type: ignore[arg-type]
+    logger.info("one")
+    assert records.write(stream, "two\n")  # type: ignore[arg-type]
+    assert stream.written == "one\ntwo\n"
+
+
 @needs_poll
 def test_a_long_text_is_cut_where_its_pipe_is_full_and_the_rank_goes_on(
     unread: Unread, monkeypatch: pytest.MonkeyPatch
