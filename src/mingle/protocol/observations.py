@@ -156,9 +156,12 @@ class Diagnostics(Struct):
     def joined(self, member: bytes, who: ProcessInfo) -> None:
         """Take note that a process that looked for this job has come."""
         self._came(who.rank, who.hostname)
+        self._forget_seeker(member)
+        self.reached(member)
+
+    def _forget_seeker(self, member: bytes) -> None:
         self.seekers.pop(member, None)
         self.heard_at.pop(member, None)
-        self.reached(member)
 
     def reached(self, caller: bytes, host: bytes | None = None) -> None:
         """Take note that a process has reached a host, or has a seat, for which it has reached the one that counts."""
@@ -183,7 +186,7 @@ class Diagnostics(Struct):
             rank = "" if message.rank is None else f"{self.unit} {message.rank} on "
             who = f"{rank}host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
             self.failed[message.member] = Gone(message.rank, message.hostname, f"{who} has failed: {message.reason}")
-            self.seekers.pop(message.member, None)
+            self._forget_seeker(message.member)
 
     def _came(self, rank: int | None, hostname: str) -> None:
         """Forget those that failed and were started again: a process of this rank and host has come after them."""

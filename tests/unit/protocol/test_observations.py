@@ -257,6 +257,16 @@ def test_so_many_that_failed_are_remembered() -> None:
     assert len(diagnostics.failed) == REMEMBERED_PER_KIND
 
 
+def test_stranger_that_comes_and_fails_under_ever_new_ids_fills_no_memory() -> None:
+    diagnostics = Diagnostics()
+    for number in range(10 * REMEMBERED_PER_KIND):
+        member = number.to_bytes(16, "big")
+        diagnostics.seeker(Seek(job="resnet", member=member, world_size=8, rank=4, hostname="node4"), HERE, 0.0)
+        diagnostics.has_failed(failed(member, 4, "node4"), HERE)
+    kept = (diagnostics.seekers, diagnostics.failed, diagnostics.heard_at)
+    assert sum(map(len, kept)) <= 2 * REMEMBERED_PER_KIND
+
+
 def test_pair_keeps_the_addresses_by_which_it_was_named_unless_they_are_link_local() -> None:
     diagnostics, link_local = Diagnostics(), Source(interface="eth0", address="fe80::7")
     diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"))
