@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 
+NO_PORT = "no port is free"
 NO_DESCRIPTOR = "this process, or the whole system, has no file descriptor left"
 FREE_DESCRIPTORS = "look at `ulimit -n` and at what the process holds in /proc/PID/fd."
 
@@ -190,6 +191,15 @@ def _code(handler: object) -> object:
     if callable(handler) and not hasattr(handler, "__code__"):
         handler = handler.__call__
     return getattr(handler, "__code__", None)
+
+
+def no_port(first: int, last: int) -> tuple[str, str]:
+    """Return the cause and the fix for EADDRINUSE of a port that the system was to choose, from this range (ip(7))."""
+    return (
+        f"no port is free among those that the system chooses from (net.ipv4.ip_local_port_range is {first} {last})",
+        "look with `ss -tuan` at what holds them, or widen the range: "
+        "`sysctl -w net.ipv4.ip_local_port_range='32768 60999'`",
+    )
 
 
 def counted(count: int, noun: str) -> str:

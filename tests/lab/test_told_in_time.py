@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tests.support.levels import chosen, repeated, soaking
 from tests.support.loopback import until
 
 from . import Host, Lab, Rank, report
+from .scenarios import without_udp
 
 TOLD_SECONDS = CAUSE_AFTER_SECONDS + (4.0 if soaking() else 14.0)
 """By when the line must name the cause: two looks after the first seconds, and what a busy machine adds."""
@@ -238,6 +240,64 @@ def test_a_port_that_is_not_the_default_is_named_where_it_was_set(lab: Lab, seed
     wrong = start(hosts[1], f"port {seed}", other, 2, "given", False, env={"MINGLE_PORT": "31000"})
     assert_told(wrong, "no process is heard on UDP port 31000, which is not the default")
     assert "likely cause" not in right.output
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_another_directory_than_the_others_have_is_named(lab: Lab, tmp_path: Path, seed: int) -> None:
+    """The user has named it because UDP is closed, so UDP is not to blame."""
+    hosts = without_udp(lab, 2)
+    for rank, host in enumerate(hosts):
+        directory = tmp_path / str(rank)
+        directory.mkdir()
+        waiting = start(host, f"directory {seed}", rank, 2, "given", False, peers=f"dir:{directory}")
+        assert_told(waiting, f"no other process of this job is seen in dir:{directory}")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", ["peers", "directory"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_dropped_multicast_is_no_cause_where_there_is_another_way(
+    lab: Lab, tmp_path: Path, way: str, seed: int
+) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    for host in hosts:
+        host.drop_multicast()
+    peers = f"dir:{tmp_path}" if way == "directory" else ",".join(host.address() for host in hosts)
+    ranks = [start(host, f"way {seed}", rank, 3, "given", False, peers=peers) for rank, host in enumerate(hosts[:2])]
+    for rank in ranks:
+        rank.wait_for("started")
+    until(lambda: re.search(r"2/3 joined.* · 1[0-9] s", ranks[0].output), WAIT_SECONDS)
+    message = ranks[0].error(WAIT_SECONDS + 20).message
+    assert "likely cause: this host's firewall" not in ranks[0].output + message
+    started = "no process was started there" if way == "peers" else "the missing ranks were not started"
+    assert started in message.partition("likely cause: ")[2]
+    assert "(not needed: " in message
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_ranks_that_meet_in_a_directory_and_do_not_connect_are_named(lab: Lab, tmp_path: Path, seed: int) -> None:
+    hosts = without_udp(lab, 2)
+    for host in hosts:
+        host.drop('iifname != "lo" meta l4proto tcp')
+    ranks = [
+        start(host, f"filtered {seed}", rank, 2, "given", False, peers=f"dir:{tmp_path}")
+        for rank, host in enumerate(hosts)
+    ]
+    assert_told(ranks[0], f"dir:{tmp_path} shows one process that looks for this job and can't connect to this host")
+    assert_told(ranks[1], "rank 0 was heard but could not be reached over TCP")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_host_that_has_no_free_port_is_named_by_both_sides(lab: Lab, seed: int) -> None:
+    hosts = two(lab)
+    hosts[1].namespace.tool(["sh", "-c", "echo 40000 40000 > /proc/sys/net/ipv4/ip_local_port_range"])
+    ranks = [start(host, f"ports {seed}", rank, 2, "given", False) for rank, host in enumerate(hosts)]
+    for rank in ranks:
+        assert_told(rank, "no port is free there for a connection to leave from (net.ipv4.ip_local_port_range)")
 
 
 def readdress(host: Host, address: str) -> None:

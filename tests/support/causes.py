@@ -49,6 +49,24 @@ OFFLINE = Facts(port=29499, used=["eth0"], used_names=["eth0"], lost={"eth0": "i
 NAMED = Facts(port=29499, used=["eth0"], used_names=["eth0"], unused=["eth1 10.1.0.5/24"], named_by="MINGLE_INTERFACE")
 OTHER_PORT = Facts(port=31000, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])
 SHARED_PORT = Facts(port=29499, used=["eth0"], used_names=["eth0"], holders=[Holder(99, "telemetry", 0)])
+DROPPED = Facts(
+    port=29499,
+    used=["eth0 10.0.0.5/24"],
+    used_names=["eth0"],
+    networks=["10.0.0.0/24"],
+    multicasts_on=frozenset(),
+    send_errors={"EPERM": 6},
+)
+DROPPED_WITH_PEERS = replace(DROPPED, other_way="peers")
+DROPPED_WITH_FOLDER = replace(DROPPED, other_way="folder")
+EMPTY_FOLDER = replace(DROPPED_WITH_FOLDER, empty_folders=["dir:/shared/mingle"])
+PORTLESS = Facts(
+    port=29499,
+    used=["eth0 10.0.0.5/24"],
+    used_names=["eth0"],
+    failures={"eth0 IPv4": "no port is free (EADDRINUSE: Address already in use)"},
+    port_range=(40000, 40003),
+)
 NO_TCP = Facts(
     port=29499,
     used=["eth0 10.0.0.5/24"],
@@ -172,6 +190,10 @@ TO_HOST = {
     (b"M" * 16, b"H" * 16): Unreached(
         "rank 1 on host n, pid 1", "rank 0 on host node0 (10.0.0.1), pid 7", "10.0.0.1 no answer within 1 s", 1.0
     )
+}
+TO_HOST_PORTLESS = {
+    pair: replace(each, how="10.0.0.1 Cannot assign requested address (EADDRNOTAVAIL)")
+    for pair, each in TO_HOST.items()
 }
 TO_HOST_ASTRAY = {pair: replace(each, how="10.0.0.1 sent through eth0, not eth1") for pair, each in TO_HOST.items()}
 TWO_NAMES = {"machines": {"10.0.0.2": {"node2": None, "node3": None}}}
@@ -358,6 +380,37 @@ RANKS = (
         cause="does not reach it over TCP: 10.0.0.2 has the same hardware address as this machine's eth0",
     ),
     Row(
+        observed="ranks are missing, and this host's firewall drops multicast",
+        status=LACKING,
+        machine=DROPPED,
+        cause="this host's firewall refused to send 6 datagrams",
+    ),
+    Row(
+        observed="the same, and peers answer",
+        status=LACKING,
+        machine=DROPPED_WITH_PEERS,
+        cause="the missing ranks were not started",
+    ),
+    Row(
+        observed="the same, and others were seen in a shared folder",
+        status=LACKING,
+        machine=DROPPED_WITH_FOLDER,
+        cause="the missing ranks were not started",
+    ),
+    Row(
+        observed="the same, and a missing rank shows itself in the shared folder",
+        status=replace(LACKING, seated=b"BBBBCCCC"),
+        machine=DROPPED_WITH_FOLDER,
+        network={"in_folders": {"dir:/shared/mingle": [b"A" * 16, b"B" * 16]}},
+        cause="dir:/shared/mingle shows one process that looks for this job and can't connect to this host",
+    ),
+    Row(
+        observed="rank 0 is alone, and no other process is seen in its shared folder",
+        status=ALONE,
+        machine=EMPTY_FOLDER,
+        cause="no other process of this job is seen in dir:/shared/mingle",
+    ),
+    Row(
         observed="ranks are assigned, and more processes were heard than have joined",
         status=Status(joined=1, world_size=4),
         assigned=True,
@@ -500,6 +553,17 @@ RANKS = (
         cause="rank 0 was heard but could not be reached over TCP: host node0 and host node5 use the same address",
     ),
     Row(
+        observed="rank 0 is heard, and this host has no free port for a connection to it",
+        heard={"member": b"M" * 16, "unreached": TO_HOST_PORTLESS},
+        cause="no port is free there for a connection to leave from (net.ipv4.ip_local_port_range)",
+    ),
+    Row(
+        observed="a shared folder shows rank 0, and its address is an address of this machine",
+        heard={"hosts": {HOST: "not reached: 10.0.0.1 Connection refused"}},
+        network={"hostname": "node1", "addresses": ["10.0.0.1"]},
+        cause="the address 10.0.0.1 of host node0 is also an address of this one, node1",
+    ),
+    Row(
         observed="rank 0 is heard, and was dialed twice in vain",
         heard={
             "member": b"M" * 16,
@@ -584,6 +648,16 @@ RANKS = (
         heard={"seekers": SEEKER},
         machine=LEFT_OVER,
         cause="MINGLE_INTERFACE names loopback alone, so no other machine can be reached",
+    ),
+    Row(
+        observed="no process is heard, and the system has no free port to choose",
+        machine=PORTLESS,
+        cause="no port is free among those that the system chooses from (net.ipv4.ip_local_port_range is 40000 40003)",
+    ),
+    Row(
+        observed="no process is heard, this host's firewall drops multicast, and its shared folder is empty",
+        machine=EMPTY_FOLDER,
+        cause="no other process of this job is seen in dir:/shared/mingle",
     ),
     Row(
         observed="no process is heard, and this one's UDP port is not the default",
@@ -715,6 +789,11 @@ AGENTS = (
         observed="no process of another machine is heard, and MINGLE_INTERFACE=lo is left over",
         machine=LEFT_OVER,
         cause="MINGLE_INTERFACE names loopback alone, so no other machine can be reached",
+    ),
+    Row(
+        observed="no process is heard, this host's firewall drops multicast, and its shared folder is empty",
+        machine=EMPTY_FOLDER,
+        cause="no other process of this job is seen in dir:/shared/mingle",
     ),
     Row(
         observed="no process is heard, and this one's UDP port is not the default",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from mingle.diagnostics import CheckStatus, Detour, Finding
 from mingle.diagnostics.firewall import (
@@ -26,7 +27,7 @@ from mingle.diagnostics.firewall import (
     blocked,
     opening,
 )
-from mingle.errors import counted
+from mingle.errors import NO_PORT, counted, no_port
 
 PASS, WARN, FAIL = CheckStatus
 
@@ -35,6 +36,12 @@ STRICT = 1
 MEMBERSHIPS_NEEDED = 2
 """The groups that one IPv4 socket joins: the job's and the browse group."""
 _SHOWN = 6
+_NOT_NEEDED_WITH: Mapping[str, Collection[str]] = {
+    "": (),
+    "peers": ("multicast", "memberships"),
+    "folder": ("multicast", "memberships", "port", "relay", "routes"),
+}
+"""The checks whose failure keeps no process out that has another way."""
 
 
 class Holder(Struct, frozen=True):
@@ -125,6 +132,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The shared folders, each with what was observed and what to do; empty texts: it works."""
     seen_in_folders: Mapping[str, str] = field(default_factory=dict)
     """What lies in those that work."""
+    empty_folders: Sequence[str] = ()
+    """Those that work and in which no other process was seen."""
+    other_way: Literal["", "peers", "folder"] = ""
+    """By what other processes can meet this one without multicast, as was seen."""
     master: str = ""
     """``MASTER_ADDR=… MASTER_PORT=…`` as in the environment."""
     environment_problems: Sequence[tuple[str, str]] = ()
@@ -178,8 +189,17 @@ def troubles(facts: Facts) -> list[Finding]:
         _names,
         _peers,
     )
-    found = [finding for check in checks for finding in check(facts) if finding.status is not PASS]
+    found = [_weighed(finding, facts) for check in checks for finding in check(facts) if finding.status is not PASS]
     return sorted(found, key=lambda finding: -finding.status)
+
+
+def _weighed(finding: Finding, facts: Facts) -> Finding:
+    """Return a finding as no more than a remark if it concerns a way that is not needed."""
+    if finding.name not in _NOT_NEEDED_WITH[facts.other_way]:
+        return finding
+    instead = "peers answer" if facts.other_way == "peers" else "the shared folder works"
+    observation = f"{finding.observation} (not needed: {instead})"
+    return structs.replace(finding, status=WARN, observation=observation, explains_silence=False)
 
 
 def _interfaces(facts: Facts) -> Iterator[Finding]:
@@ -293,6 +313,10 @@ def _detours(facts: Facts) -> Iterator[Finding]:
 
 def _port(facts: Facts) -> Iterator[Finding]:
     taken = [what for what, why in facts.failures.items() if why.startswith("EADDRINUSE")]
+    portless = [what for what, why in facts.failures.items() if why.startswith(NO_PORT)]
+    if portless:
+        cause, fix = no_port(*facts.port_range)
+        yield Finding("ports", FAIL, f"{cause}: {', '.join(portless)} could not be opened (EADDRINUSE)", fix)
     strangers = [holder for holder in facts.holders if not holder.mingle]
     names = _few([str(holder) for holder in strangers])
     if taken:
@@ -549,6 +573,17 @@ def _folders(facts: Facts) -> Iterator[Finding]:
         else:
             seen = facts.seen_in_folders.get(folder, "")
             yield Finding("folder", PASS, f"this host writes in {folder}, and sees there what it has written{seen}")
+
+    for folder in facts.empty_folders:
+        yield Finding(
+            "folder",
+            WARN,
+            f"no other process of this job is seen in {folder}: the others were not started, or have another folder, "
+            "or another job id",
+            "compare MINGLE_PEERS, the mount and the job id on all machines; `mingle-discover doctor` shows what "
+            "each of them sees there",
+            explains_silence=True,
+        )
 
 
 def _versions(facts: Facts) -> Iterator[Finding]:

@@ -30,8 +30,9 @@ from mingle.distributed.process_group import GroupArguments
 from mingle.distributed.session import LoneSession, RunningSession, Session
 from mingle.engine import progress, store
 from mingle.engine.discovery import Discovery, collector_paused, process_identity, resume_collector
-from mingle.errors import ConfigurationError, MingleError, opening
+from mingle.errors import ConfigurationError, MingleError, no_port, opening
 from mingle.job import Job, Member
+from mingle.network.interfaces import port_range
 from mingle.protocol.machine import Formation, lone_formation, scoped
 
 logger = logging.getLogger("mingle")
@@ -163,6 +164,10 @@ def loss_explained(session: Session) -> Iterator[None]:
     except RuntimeError as error:  # every error of torch's C++ side is one
         if (loss := session.loss()) is not None:
             raise loss from (loss.__cause__ or error)
+        if "Address already in use" in str(error):  # Gloo's sockets, whose ports the system chooses
+            cause, remedy = no_port(*port_range())
+            what = str(error).splitlines()[0]
+            raise MingleError.explain(f"torch could not open a socket: {what}", cause=cause, remedy=remedy) from error
         raise
 
 

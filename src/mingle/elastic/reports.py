@@ -115,7 +115,8 @@ def _why_incomplete(
         _AGENTS,
         alone=alone,
         certain=certain,
-        heard=reports.not_joined(reports.outsiders(identity, diagnostics, most), diagnostics, facts),
+        heard=reports.not_joined(reports.outsiders(identity, diagnostics, most), diagnostics, facts)
+        or reports.in_folders(diagnostics, facts, status),
     )
 
 

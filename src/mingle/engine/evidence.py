@@ -121,6 +121,8 @@ class Evidence:
             "peers_named": bool(network.peers or network.folders),
             "multicast_heard": self._udp.multicast_heard,
             "folders": {folder: (each.what, each.fix) for folder, each in self._folders.problems.items()},
+            "empty_folders": self._folders.empty,
+            "other_way": "folder" if self._folders.works else "peers" if self._udp.peers_answer else "",
             "rp_drops_before": self._rp_drops,
             "detours": self._detours(),
         }
@@ -179,6 +181,7 @@ class Evidence:
             send_errors=transport.send_errors if transport else Counter(),
             failures=failures,
             findings=findings,
+            in_folders=self._folders.seekers,
             hostname=truncate_utf8(socket.gethostname()),
             addresses={*self._interfaces.addresses()} - {"127.0.0.1", "::1"},
             neighbors={address: list(known) for address, known in self._neighbors.items()},

@@ -32,9 +32,11 @@ from mingle.errors import (
     DiscoveryTimeoutError,
     MingleError,
     comes_from_a_signal_handler,
+    no_port,
     refused,
 )
 from mingle.network.connections import bare_address, canonical_address, keep_open, tune
+from mingle.network.interfaces import port_range
 from mingle.protocol.effects import Effect, FormedStore, OpenStore, PrepareStore, ProveStore, ReachStore
 from mingle.protocol.events import StoreFailed, StoreOpened, StorePrepared, StoreProved, StoreUnreachable
 from mingle.records import logger
@@ -333,6 +335,9 @@ def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
             cause="another process holds MINGLE_MASTER_PORT (master_port=), perhaps an earlier run of this job",
             remedy=f"find it with `ss -tlnp 'sport = :{port}'`; or leave the port unset, then any free one is taken.",
         )
+    if error.errno == errno.EADDRINUSE:
+        cause, remedy = no_port(*port_range())
+        return MingleError.explain(f"the store can't listen on {where}: {error.strerror}", cause=cause, remedy=remedy)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return refused(f"the store can't listen on {where}", error)
     return MingleError.explain(

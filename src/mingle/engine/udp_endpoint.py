@@ -74,6 +74,8 @@ class UdpEndpoint:
         """The interfaces on which multicasts arrive."""
         self.multicast_heard = False
         """Whether a multicast of another machine has arrived."""
+        self.peers_answer = False
+        """Whether another machine has sent by unicast, and peers are named."""
         self.on_datagram: Callable[[Received, float], Datagram | None] = self._admit
         """Processes a datagram, and returns the message in it, if any. The pinger has datagrams of its own."""
         self.ask_peers: Callable[[float], None] = self._ask_peers
@@ -170,6 +172,8 @@ class UdpEndpoint:
             message = self.on_datagram(received, self._clock())
             if message is not None and received.multicast and received.family == "4" and not received.local:
                 self._interfaces.note_heard(received.source[0], received.interface)
+            if message is not None and self.peers.any and not (received.multicast or received.local):
+                self.peers_answer = True
             # This process answers a question for its own job; other processes can answer any other datagram.
             if received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
                 self.relay.relay(received, self._clock())

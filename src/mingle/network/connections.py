@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 from msgspec import Struct, field
 
 from mingle import forksafe
-from mingle.errors import InterfaceError
+from mingle.errors import InterfaceError, no_port
+from mingle.network.interfaces import port_range
 
 READ_BYTES = 65_536
 DRAINED_READS = 16
@@ -141,6 +142,11 @@ class Connections:
                     break
                 time.sleep(_READY_AGAIN_SECONDS)
         names = ", ".join(address for address, _ in addresses)
+        if problem is not None and problem.errno == errno.EADDRINUSE:
+            cause, remedy = no_port(*port_range())
+            raise InterfaceError.explain(
+                f"no control port could be opened on {names}: {problem}", cause=cause, remedy=remedy
+            ) from problem
         raise InterfaceError.explain(
             f"no control port could be opened on {names}: {problem or 'no address is ready'}",
             cause="an address has just gone from its interface, or IPv6 still checks it for duplicates (`tentative`), "

@@ -109,6 +109,10 @@ class Report(Struct, frozen=True, kw_only=True):
     """Whether the listing contains this process's own sign, so that a sign that is not in it is later than ours."""
     lower: bool = False
     """Whether a process with a lower member id looks for a host as well."""
+    seekers: Collection[bytes] = ()
+    """The member ids of the other processes that look for a host."""
+    alone: bool = False
+    """Whether the listing contains no sign but this process's own."""
     problem: FolderProblem | None = None
     """The first operation that failed."""
     unread: Sequence[str] = ()
@@ -308,10 +312,15 @@ class Folder:
         ages = {each.name: min(_age(each, present), now - self._appeared[each.name]) for each in entries}
         found = self._read_new(folder, sign, ages)
         self._sweep(folder, ages)
+        listed = any(each.name.startswith(self._name_of(sign)) for each in entries)
+        living = [each for name, age in ages.items() for each in _living(name, age) if each[1] != sign.member]
+        seekers = {member for kind, member in living if kind == "s"}
         return Report(
             found=found,
-            listed=any(each.name.startswith(self._name_of(sign)) for each in entries),
-            lower=any(self._is_lower(name, age, sign) for name, age in ages.items()),
+            listed=listed,
+            lower=any(member < sign.member for member in seekers),
+            seekers=seekers,
+            alone=listed and not living,
             problem=problem,
         )
 
@@ -397,11 +406,6 @@ class Folder:
             with contextlib.suppress(FolderProblem):
                 folder.delete(name)
 
-    @staticmethod
-    def _is_lower(name: str, age: float, sign: Sign) -> bool:
-        parsed = _NAME.fullmatch(name)
-        return parsed is not None and parsed[1] == "s" and parsed[3] < sign.member.hex() and age < LIVE_SECONDS
-
 
 class Survey:
     """What an observer reads in the folders of all jobs, or of one. It writes and deletes nothing.
@@ -480,6 +484,14 @@ class Survey:
     def _present(self, now: float) -> float:
         """Return the present time of the storage, which an observer learns only from the newest object."""
         return 0.0 if self._newest is None else self._newest[0] + now - self._newest[1]
+
+
+def _living(name: str, age: float) -> list[tuple[str, bytes]]:
+    """Return the kind of an object and its writer's member id, if it can be the sign of a process that lives."""
+    parsed = _NAME.fullmatch(name)
+    if parsed is None or age >= {"h": BELIEVED_SECONDS, "s": LIVE_SECONDS}.get(parsed[1], 0.0):
+        return []
+    return [(parsed[1], bytes.fromhex(parsed[3]))]
 
 
 def _age(entry: Entry, present: float | None) -> float:

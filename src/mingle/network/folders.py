@@ -13,7 +13,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct, structs
@@ -61,6 +61,8 @@ class Folders:
         self._visits: list[_Visit] = []
         self._shown: Datagram | None = None
         self._reports: dict[str, Report] = {}
+        self._met: set[str] = set()
+        """The folders in which another process was seen."""
 
     def show(self, message: Seek | Offer | None, encode: Callable[[Datagram], bytes]) -> None:
         """Have others find this message in the folders from now on; None: nothing."""
@@ -105,6 +107,8 @@ class Folders:
         def take() -> None:
             if self.open:  # else this process has left the folders meanwhile
                 self._reports[url] = report
+                if report.listed and not report.alone:
+                    self._met.add(url)
                 self._found(url, report)
 
         self._call(take)
@@ -129,6 +133,21 @@ class Folders:
     def lower(self) -> bool:
         """Whether a process with a lower member id looks for a host in one of the folders as well."""
         return any(each.lower for each in self._reports.values())
+
+    @property
+    def works(self) -> bool:
+        """Whether this process's sign is in one of the folders, so that no datagram is needed."""
+        return not self.watching and any(each.listed for each in self._reports.values())
+
+    @property
+    def empty(self) -> list[str]:
+        """The folders in which no other process was seen."""
+        return [url for url, each in self._reports.items() if each.alone and url not in self._met]
+
+    @property
+    def seekers(self) -> dict[str, Collection[bytes]]:
+        """The member ids of the processes that look for a host, by folder."""
+        return {url: each.seekers for url, each in self._reports.items() if each.seekers}
 
     @property
     def problems(self) -> dict[str, FolderProblem]:

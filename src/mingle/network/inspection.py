@@ -33,7 +33,7 @@ from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.diagnostics.firewall import Chain, Manager, Packet
 from mingle.errors import MingleError
 from mingle.network.connections import literal
-from mingle.network.interfaces import Interface, Kind, reverse_path_drops
+from mingle.network.interfaces import Interface, Kind, port_range, reverse_path_drops
 from mingle.wire import frames
 
 TOOL_SECONDS = 2.0
@@ -119,12 +119,6 @@ def _routable(used: Iterable[Interface]) -> list[tuple[str, IPv4Interface | IPv6
 def _could_be_meant(interface: Interface, used: Sequence[str]) -> bool:
     routable = any(not address.is_link_local for address in interface.addresses)
     return interface.name not in used and interface.up and routable and interface.kind < Kind.VIRTUAL
-
-
-def port_range() -> tuple[int, int]:
-    """Return the first and the last TCP port that the system chooses (ip(7)); its default where that can't be read."""
-    words = _read(_PROC / "sys/net/ipv4/ip_local_port_range").split()
-    return (int(words[0]), int(words[1])) if len(words) == 2 else Facts(port=0).port_range
 
 
 def membership_limit() -> int | None:

@@ -488,6 +488,15 @@ def reverse_path_drops() -> int:
     return 0
 
 
+def port_range() -> tuple[int, int]:
+    """Return the first and the last port that the system chooses (ip(7)); its default where that can't be read."""
+    try:
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except (OSError, ValueError):
+        return 32768, 60999
+    return int(first), int(last)
+
+
 def neighbors() -> dict[str, str]:
     """Return the kernel's ARP table (proc_net(5)): hardware addresses by IPv4 address; empty: no answer (Linux)."""
     try:

@@ -31,8 +31,8 @@ from multicast_expert import IfaceInfo, McastRxSocket, McastTxSocket, os_multica
 
 from mingle import forksafe
 from mingle.config.settings import Family
-from mingle.errors import FREE_DESCRIPTORS, NO_DESCRIPTOR, InterfaceError
-from mingle.network.interfaces import Interface
+from mingle.errors import FREE_DESCRIPTORS, NO_DESCRIPTOR, NO_PORT, InterfaceError
+from mingle.network.interfaces import Interface, port_range
 from mingle.wire.datagrams import Group
 
 Version = Literal["4", "6"]
@@ -138,6 +138,7 @@ class NothingOpenedError(Exception):
             failures=self.failures,
             holders=inspection.holders(self.port),
             memberships=inspection.membership_limit(),
+            port_range=port_range(),
         )
         for finding in diagnosis.troubles(facts):
             if finding.status is CheckStatus.FAIL:
@@ -288,7 +289,8 @@ class Transport:
                     endpoint.receiver = open_receiver(stack, interface, version, groups, self.port)
                     endpoint.sender = open_sender(stack, interface, version, groups, self.ttl)
                 except OSError as error:
-                    self.failures[f"{interface.name} IPv{version}"] = _in_words(error)
+                    named = endpoint.receiver is None
+                    self.failures[f"{interface.name} IPv{version}"] = _in_words(error, named_port=named)
                     return
             endpoint.stack = stack.pop_all()
         self._endpoints[interface.name, version] = endpoint
@@ -308,7 +310,7 @@ class Transport:
                 self._receiving[opened] = None
                 change.added.append(opened)
         except OSError as error:
-            self.failures[f"IPv{version} unicast"] = _in_words(error)
+            self.failures[f"IPv{version} unicast"] = _in_words(error, named_port=version in self._unicast)
 
     def _drop(self, key: tuple[str, Version], change: Change) -> None:
         endpoint = self._endpoints.pop(key)
@@ -656,5 +658,6 @@ def _error_name(error: OSError) -> str:
     return errno.errorcode.get(error.errno or 0, type(error).__name__)
 
 
-def _in_words(error: OSError) -> str:
-    return f"{_error_name(error)}: {error.strerror or error}"
+def _in_words(error: OSError, *, named_port: bool) -> str:
+    reason = f"{_error_name(error)}: {error.strerror or error}"
+    return reason if named_port or error.errno != errno.EADDRINUSE else f"{NO_PORT} ({reason})"

@@ -218,6 +218,11 @@ class _Text:
             f"shows whether it helps. As root this names the rule on {there}, if it is there: "
             f"`{firewall.LOOK_AS_ROOT}`"
         )
+        if "EADDRNOTAVAIL" in self.pairs[one, other].detail:
+            return (
+                f"no port is free on {here} for a connection to leave from (net.ipv4.ip_local_port_range)",
+                f"look on {here} with `ss -tuan` at what holds them, or widen the range.",
+            )
         match kind:
             case "refused":
                 return f"a firewall on {there}, or between it and {here}, rejects TCP connections", allow

@@ -65,6 +65,8 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
     failures: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     """What is wrong with this machine, worst first; read when something has failed."""
+    in_folders: Mapping[str, Collection[bytes]] = field(default_factory=dict)
+    """The member ids of the other processes that show in a shared folder that they look for a host."""
     hostname: str = ""
     addresses: Collection[str] = ()
     """All addresses of this machine, except those of loopback."""

@@ -222,6 +222,12 @@ def unreached(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
             "one without a carrier",
             "look at the likely cause there, which has the route to add.",
         )
+    if any("EADDRNOTAVAIL" in diagnostics.unreached[pair].how for pair in pairs):
+        return (
+            f"{few(lines.values(), '; ')}: no port is free there for a connection to leave from "
+            "(net.ipv4.ip_local_port_range)",
+            "look there with `ss -tuan` at what holds them, or widen the range.",
+        )
     if rules and own:
         return f"{few(lines.values(), '; ')}: {rules[0].observation}", rules[0].fix
     if (known := known_of(lines.values(), diagnostics, facts)) is not None:
@@ -277,8 +283,11 @@ def _shared(name: str, address: str, diagnostics: Diagnostics, facts: NetworkFac
     machines, hardware = diagnostics.machines.get(address, {}), facts.neighbors.get(address, ())
     what = ""
     if address in facts.addresses and name != facts.hostname:
-        what = f"the address {address} of host {name} is also an address of this one, {facts.hostname}"
-    elif len(machines) > 1:
+        return (
+            f"the address {address} of host {name} is also an address of this one, {facts.hostname}",
+            "give each an address of its own; rootless containers all have the same: use --network=host.",
+        )
+    if len(machines) > 1:
         what = f"{' and '.join(f'host {each}' for each in machines)} use the same address {address}"
     elif len(hardware) > 1:
         what = f"two machines use the address {address}: its hardware address is {' and '.join(hardware)} in turn"
@@ -542,8 +551,23 @@ def _why_incomplete(
         _words(identity.who.unit),
         alone=alone,
         certain=failed(diagnostics, status.awaited) or _as_the_host_says(identity, diagnostics, facts, status),
-        heard=not_joined(outsiders(identity, diagnostics, status), diagnostics, facts),
+        heard=not_joined(outsiders(identity, diagnostics, status), diagnostics, facts)
+        or in_folders(diagnostics, facts, status),
     )
+
+
+def in_folders(diagnostics: Diagnostics, facts: NetworkFacts, status: Status) -> Cause | None:
+    """Return the cause if processes show themselves in a shared folder, were not heard, and have not joined."""
+    for folder, members in facts.in_folders.items():
+        outside = [each for each in members if status.seats(each) is False and each not in diagnostics.seekers]
+        if outside:
+            found = "one process that looks" if len(outside) == 1 else f"{len(outside)} processes that look"
+            return (
+                f"{folder} shows {found} for this job and can't connect to this host: a firewall between the machines "
+                f"drops TCP, or they do not reach its addresses ({few(facts.interfaces)})",
+                "look at their output, which names the address that does not answer; allow TCP between the machines.",
+            )
+    return None
 
 
 def not_joined(outside: Sequence[str], diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
@@ -725,8 +749,13 @@ def waiting(
 
 
 def unheard(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
-    """Return the cause if named hosts are not heard, or no process is and this one does not use the default port."""
-    if not facts.named_port or not diagnostics.empty:
+    """Return the cause if named hosts are not heard, or no process is and a folder or the port can be another one."""
+    if not diagnostics.empty:
+        return unanswered(facts)
+    folders = (each for each in facts.findings if each.name == "folder" and each.explains_silence)
+    if (folder := next(folders, None)) is not None:
+        return folder.observation, folder.fix
+    if not facts.named_port:
         return unanswered(facts)
     return (
         f"no process is heard on UDP port {facts.port}, which is not the default: a process with another MINGLE_PORT "

@@ -309,6 +309,16 @@ def test_store_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     assert "ulimit -n" in str(caught.value)
 
 
+def test_a_store_for_which_no_port_is_free_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(store.socket, "socket", refuse)
+    with pytest.raises(MingleError, match=r"can't listen on 127\.0\.0\.1: Address already in use") as caught:
+        open_server("127.0.0.1", None, SESSION)
+    assert "no port is free among those that the system chooses from" in str(caught.value)
+
+
 def test_an_address_that_has_gone() -> None:
     with pytest.raises(MingleError, match=r"can't listen on 192\.0\.2\.77: Cannot assign") as caught:
         open_server("192.0.2.77", None, SESSION)

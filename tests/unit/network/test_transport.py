@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from ipaddress import ip_interface
@@ -224,6 +225,28 @@ def test_a_port_held_by_another_program(port: int) -> None:
     assert f"ss -ulpn 'sport = :{port}'" in error
     assert "MINGLE_PORT" in error
     assert "lo IPv4: EADDRINUSE" in error
+
+
+@pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
+@pytest.mark.parametrize("opener", ["open_sender", "open_unicast"])
+def test_no_free_port_is_no_other_program_at_the_named_one(
+    port: int, monkeypatch: pytest.MonkeyPatch, opener: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(sockets, opener, refuse)
+    with no_descriptor_leaks():
+        if opener == "open_unicast":
+            with on_lo(port) as transport:
+                failures = dict(transport.failures)
+            error = str(NothingOpenedError(port, failures).diagnosed())
+        else:
+            with pytest.raises(NothingOpenedError) as caught:
+                on_lo(port)
+            error = str(caught.value.diagnosed())
+    assert "likely cause: no port is free among those that the system chooses from (net.ipv4.ip_local_port_r" in error
+    assert "another program" not in error
 
 
 @pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")

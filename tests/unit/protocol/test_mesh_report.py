@@ -261,6 +261,13 @@ def test_kernel_that_sends_by_another_interface_is_the_cause() -> None:
     assert "no route (sent through eth1, not eth0)" in error(made).observation
 
 
+def test_no_free_port_on_the_machine_that_dials_is_the_cause() -> None:
+    made = proof(4, [(1, 3)], "no route")
+    detail = "Cannot assign requested address (EADDRNOTAVAIL)"
+    made.failures[1, 3] = structs.replace(made.failures[1, 3], detail=detail)
+    assert cause_of(made)[0].startswith("no port is free on w1 for a connection to leave from")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "lossy"),
     [
