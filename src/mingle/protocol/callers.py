@@ -58,7 +58,7 @@ class Caller(Struct, frozen=True):
     @property
     def asks_only(self) -> bool:
         """Whether the caller only asks for the state of the session."""
-        return self.conversation.hello is not None and self.hello.purpose == "probe"
+        return self.conversation.claimed == "probe"
 
     def as_seen(self, who: frames.ProcessInfo) -> frames.ProcessInfo:
         """Return a caller's description of itself, with the address that is seen here."""

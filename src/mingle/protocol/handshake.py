@@ -192,6 +192,8 @@ class HostConversation(Conversation):
         self._port = port
         self._transcript = b""
         self.hello: Hello | None = None
+        self.claimed: Purpose | None = None
+        """What the caller wants, as it says before it has proved anything."""
         self.proved = False
 
     def receive_data(self, untrusted: bytes) -> list[AnyFrame]:
@@ -220,6 +222,7 @@ class HostConversation(Conversation):
         if (frame.job, frame.attempt, frame.session_hash) != (self._job, self._attempt, session):
             self.send(Refused(reason="session", detail="another session is hosted here"))
             raise HandshakeFailed("session", "the caller looks for another session")
+        self.claimed = frame.purpose
         signed = join_fields((self._session, frame.nonce))
         if self._key is not None and not self._key.verify(b"hello", signed, frame.proof):
             self.send(Refused(reason="secret", detail="the secret was not proved"))

@@ -458,12 +458,11 @@ def authentication(
     if (apart := kept_apart(identity, diagnostics, secured=secured)) is None:
         return None
     if secured:
-        observation = (
-            f"job {identity.job!r}: {diagnostics.secret_signs} of its datagrams were rejected because their "
-            "signature is missing or wrong"
+        signs = diagnostics.secret_signs
+        rejected = (
+            f"{signs} of its datagrams were rejected because their signature is missing or wrong" if signs else ""
         )
-        if diagnostics.secret_failures:
-            observation += f"; {few(diagnostics.secret_failures, '; ')}"
+        observation = f"job {identity.job!r}: {few(filter(None, (rejected, *diagnostics.secret_failures)), '; ')}"
     else:
         addresses = few(failure.partition(": ")[0] for failure in diagnostics.secret_failures)
         hosted = f"hosted with a secret at {addresses}" if addresses else "hosted with a secret"

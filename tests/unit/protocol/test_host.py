@@ -190,6 +190,14 @@ def test_a_caller_without_the_secret_is_kept_for_the_report() -> None:
     assert not alone.host.owns(2)
 
 
+def test_a_caller_that_only_asks_is_no_rank_with_another_secret() -> None:
+    """Such as `mingle-discover find`, which a colleague runs without the job's secret."""
+    alone = Alone(key=JobKey(b"one", "job"))
+    with pytest.raises(HandshakeFailed):
+        alone.call(1, key=JobKey(b"two", "job"), purpose="probe")
+    assert not alone.host.diagnostics.secret_failures
+
+
 def test_a_member_that_was_there_rules_out_that_the_secret_is_wrong_for_all() -> None:
     """A member whose time is up a moment before the host's leaves an empty session, and had proved the secret."""
     alone = Alone(size=3, key=JobKey(b"one", "job"))

@@ -136,6 +136,13 @@ def test_cause_names_several_jobs_or_attempts() -> None:
     )
 
 
+def test_no_rejected_datagrams_are_claimed_if_only_a_connection_failed() -> None:
+    heard = Diagnostics(secret_failures={"10.0.0.2: secret: the caller did not prove the secret": None})
+    error = reports.authentication(ME, heard, NetworkFacts(), secured=True)
+    assert error is not None
+    assert "job 'resnet': 10.0.0.2: secret: the caller did not prove the secret.\n" in str(error)
+
+
 BLOCKED = Finding("multicast", CheckStatus.FAIL, "this host's firewall drops it", "nft insert rule x")
 DOUBTFUL = Finding("interfaces", CheckStatus.WARN, "eth1 is up, too", "name it", explains_silence=True)
 
