@@ -158,16 +158,16 @@ def _warn_of_its_end(earlier: str, wanted: Settings) -> None:
 
 @contextlib.contextmanager
 def loss_explained(session: Session) -> Iterator[None]:
-    """Raise the loss of rank 0 where torch fails because of it: torch says only that its store is gone."""
+    """Raise the reason where torch fails for want of a port, or because rank 0 is lost: it names neither."""
     try:
         yield
     except RuntimeError as error:  # every error of torch's C++ side is one
-        if (loss := session.loss()) is not None:
-            raise loss from (loss.__cause__ or error)
         if "Address already in use" in str(error):  # Gloo's sockets, whose ports the system chooses
             cause, remedy = no_port(*port_range())
             what = str(error).splitlines()[0]
             raise MingleError.explain(f"torch could not open a socket: {what}", cause=cause, remedy=remedy) from error
+        if (loss := session.loss()) is not None:
+            raise loss from (loss.__cause__ or error)
         raise
 
 

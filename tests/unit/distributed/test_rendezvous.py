@@ -20,7 +20,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -853,3 +853,13 @@ def test_gloo_is_told_the_address_where_it_would_take_another(
     for _ in range(2):
         rendezvous._unbind_gloo()
     assert said == ([] if told is None else [told, "undone"])
+
+
+def test_gloo_that_finds_no_free_port_is_explained() -> None:
+    session = SimpleNamespace(loss=lambda: MingleError("rank 0 was lost"))
+    with (
+        pytest.raises(MingleError, match="no port is free among those that the system chooses from") as caught,
+        rendezvous.loss_explained(cast("Any", session)),
+    ):
+        raise RuntimeError("[enforce fail at device.cc:99] rv != -1. bind: Address already in use\nmore")
+    assert caught.value.observation.endswith("bind: Address already in use")
