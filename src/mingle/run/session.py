@@ -111,7 +111,9 @@ class NodeSession(Discovery):
     def _note(self) -> None:
         machine = self._part
         if isinstance(machine, Host):
-            self.trouble = None if self._lost is None else self._failed_elsewhere(_describe(self._lost))
+            if self._lost is not None and self.trouble is None:
+                self.driver.interfaces.rescan(self.clock())  # a host does not look at them after GO
+                self.trouble = self._failed_elsewhere(_describe(self._lost))
             self.others_left = machine.registrar.seats.all_left
             return
         membership = machine.membership

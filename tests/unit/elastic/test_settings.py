@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mingle.config.launchers import Placement
+from mingle.config.settings import VARIABLES
 from mingle.config.values import Peer
 from mingle.elastic import settings as agent_settings
 from mingle.elastic.quorum import Nodes, Policy
@@ -81,6 +82,34 @@ def test_variables_count_and_options_come_first() -> None:
     environ = {"MINGLE_PORT": "7000", "MINGLE_TTL": "2", "MINGLE_TIMEOUT": "9", "MINGLE_MASTER_PORT": "7001"}
     settings = resolve(environ, config={"ttl": "5"}).settings
     assert (settings.port, settings.ttl, settings.discovery_timeout, settings.master_port) == (7000, 5, 9, 7001)
+
+
+def test_all_variables_but_those_of_id_rank_and_size_apply() -> None:
+    """As docs/torchrun.md says."""
+    values = {
+        "MINGLE_NODE_RANK": "1",
+        "MINGLE_TIMEOUT": "9",
+        "MINGLE_INTERFACE": "eth7",
+        "MINGLE_PORT": "7000",
+        "MINGLE_PEERS": "node2",
+        "MINGLE_SECRET": "secret",
+        "MINGLE_SECRET_FILE": "/nowhere",
+        "MINGLE_TTL": "2",
+        "MINGLE_FAMILY": "6",
+        "MINGLE_ADVERTISE": "192.0.2.7",
+        "MINGLE_MASTER_PORT": "7001",
+        "MINGLE_MESH": "warn",
+        "MINGLE_PROGRESS": "off",
+    }
+    ignored = {"MINGLE_JOB_ID": "bert", "MINGLE_RANK": "7", "MINGLE_WORLD_SIZE": "9"}
+    assert {*values, *ignored} == set(VARIABLES)
+    plain = resolve({}).settings
+    assert resolve(ignored).settings == plain
+    for name, value in values.items():
+        if name != "MINGLE_SECRET_FILE":
+            assert resolve({name: value}).settings != plain, name
+    with pytest.raises(ConfigurationError, match="MINGLE_SECRET_FILE"):
+        resolve({"MINGLE_SECRET_FILE": values["MINGLE_SECRET_FILE"]})
 
 
 def test_the_ranks_of_a_launcher_are_not_those_of_agents() -> None:

@@ -135,6 +135,23 @@ def test_two_groups_of_two_inside_four_workers() -> None:
 
 
 @pytest.mark.slow
+def test_torch_logs_shows_the_log_of_the_agents() -> None:
+    """As docs/torchrun.md says."""
+    line = ["-m", "torch.distributed.run", "--rdzv-backend=mingle", f"--rdzv-id={uuid4()}", "--nnodes=1", "--no-python"]
+    done = subprocess.run(
+        [sys.executable, *line, "true"],
+        env={**os.environ, "TORCH_LOGS": "mingle"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the agents' store is at 127.0.0.1:" in done.stderr
+    assert "round 0, agent 0 of 1, the workers' store is at" in done.stderr
+
+
+@pytest.mark.slow
 def test_the_example_trains_on_two_agents_in_fresh_interpreters(tmp_path: Path) -> None:
     script = Path(__file__).parents[3] / "examples" / "torchrun" / "train.py"
     line = ["-m", "torch.distributed.run", "--rdzv-backend=mingle", f"--rdzv-id={uuid4()}", "--nnodes=2"]
