@@ -139,6 +139,7 @@ UNTESTED_ALONE = {
 }
 # The files of tests that no module has given its name, and what they test.
 TESTS_OF_MORE = {
+    "cli/test_commands.py": "mingle_commands, beside the package",
     "cli/test_main.py": "mingle.cli itself",
     "test_main.py": "mingle.__main__",
     "test_project.py": "the project",

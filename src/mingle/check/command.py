@@ -23,6 +23,7 @@ from mingle.cli.options import FAILED, Shared, mesh_option, node_rank_option, sh
 from mingle.cli.output import Lines, Table
 from mingle.errors import ConfigurationError, MingleError, counted, refused
 from mingle.text import printable
+from mingle_commands import ended_by_ctrl_c
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,7 +118,8 @@ def check(
 
     Exit status: 0 healthy, 1 a fault was named, 2 wrong usage.
     """
-    from mingle.check.session import Options
+    with ended_by_ctrl_c():  # it imports torch
+        from mingle.check.session import Options
     from mingle.config.placement import argued_node_rank, asked_node_rank
     from mingle.config.settings import check_job_id
 
