@@ -14,7 +14,7 @@ from mingle.errors import ConflictError
 from mingle.protocol import host as host_module
 from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.election import Elector
-from mingle.wire.datagrams import Offer, State, encode
+from mingle.wire.datagrams import Failed, Offer, Seek, State, encode
 from tests.lan.agents import AgentGathering
 from tests.lan.gathering import Gathering, failure_of
 from tests.lan.network import Packet
@@ -275,6 +275,34 @@ def test_sessions_that_somebody_invents_hold_nobody_up_for_long(
         nic.machine.filtered.add(nic.address)
     invent(gathering, nic.address, state)
     expect_soon_formed(gathering, given=given)
+
+
+def gossip(gathering: Gathering) -> Seek | Failed:
+    """Return what a stranger says of a process, or in its name: it looks for a host, reaches none, or has failed."""
+    rng, world = gathering.rng, gathering.world
+    members = [world.identifier(), *(each.identity.member for each in gathering.processes)]
+    sessions = [None, world.identifier(), *(each.host.session for each in gathering.processes if each.hosts)]
+    member, rank, hostname = rng.choice(members), rng.choice((None, 0, 1, 3)), rng.choice(("m0", "m3", "m9"))
+    if rng.random() < 0.5:
+        return Failed(job="job", member=member, rank=rank, hostname=hostname, reason="forged")
+    unreached = rng.choice(sessions)
+    return Seek(job="job", member=member, world_size=4, rank=rank, hostname=hostname, unreached=unreached, how="forged")
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
+@pytest.mark.parametrize("seed", repeated(2, soak=20))
+def test_what_somebody_says_of_processes_delays_no_job(seed: int, given: bool) -> None:
+    gathering = Gathering(seed, timeout=60)
+    gathering.machine("m9")
+    everybody(gathering, given=given)
+
+    def tell() -> None:
+        gathering.say("m9", gossip(gathering))
+        gathering.world.after(1 / CLAIMS_PER_SECOND, tell)
+
+    tell()
+    gathering.run()
+    gathering.expect_formed(within=2)
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
