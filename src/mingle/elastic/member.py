@@ -132,7 +132,7 @@ class AgentMember(Candidate):
             case frames.Closed():
                 self._released(session, frame)
             case frames.Refused(reason="surplus"):
-                memory.surplus, memory.ran = True, frame.detail
+                memory.surplus, memory.ran = True, (session.name, frame.detail)
                 frame = msgspec.structs.replace(frame, reason="full")
             case frames.Refused(reason="mesh"):
                 self._is_left_out(frame, now)

@@ -112,8 +112,8 @@ class Memory:
     """The highest generation of the sessions that it was in; -1 before the first."""
     had_quorum: bool = False
     """Whether it was in a session that had its quorum; such an agent takes part in no small start."""
-    ran: str = ""
-    """The agents of the last session that was full with others, as it said."""
+    ran: tuple[bytes, str] = (b"", "")
+    """The last session that ran without this agent, and its agents, as it said."""
     surplus: bool = False
     """Whether a session with MAX answering agents refused it; such an agent counts for no founding until it is
     admitted, or that job has ended in an orderly way."""
@@ -137,12 +137,15 @@ class Memory:
         here = {(who.hostname, who.pid) for who in present}
         return [str(who) for who in self.companions if (who.hostname, who.pid) not in here]
 
-    def note_run(self, said: frames.Running | frames.Closed) -> None:
+    def note_run(self, session: bytes, said: frames.Running | frames.Closed) -> None:
         """Take note of what a session says of itself that this agent is not in."""
         if isinstance(said, frames.Running):
-            self.surplus |= said.surplus
-            self.ran = said.roster
-        elif not said.regather:  # the job has ended for all its agents, so none of them can hold it elsewhere
+            if said.state == "running":
+                self.surplus |= said.surplus
+                self.ran = session, said.roster
+        elif session == self.ran[0] and not said.regather:
+            # The job has ended for all its agents, so none of them can hold it elsewhere. The end of an earlier run
+            # says nothing: it can be heard late, while the next one runs.
             self.surplus = False
 
     def note_status(self, status: frames.Status) -> None:

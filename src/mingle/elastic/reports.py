@@ -97,8 +97,9 @@ def _why_incomplete(
             "every node --rdzv-conf allow_minority=1.",
         )
     elif CAME_TOO_LATE in status.lacks:
+        _, others = memory.ran
         certain = (
-            f"nodes came while the job ran on others{f' ({memory.ran})' if memory.ran else ''}, and wait for its end. "
+            f"nodes came while the job ran on others{f' ({others})' if others else ''}, and wait for its end. "
             "Its host has gone without a good-bye: it was ended by a signal, or its network was cut",
             "if that run has ended, start the nodes of this one again; else give this one another --rdzv-id.",
         )

@@ -49,7 +49,7 @@ class RunningCheck:
         freed: Callable[[float], None] | None = None,
     ) -> None:
         self.patience = patience
-        self.told: Callable[[frames.Running | frames.Closed], None] = lambda _: None
+        self.told: Callable[[bytes, frames.Running | frames.Closed], None] = lambda _session, _said: None
         self._identity = identity
         self._table = table
         self._effects = effects
@@ -97,7 +97,7 @@ class RunningCheck:
 
     def said(self, session: KnownSession, running: frames.Running, now: float) -> None:
         """Handle what a session says of itself."""
-        self.told(running)
+        self.told(session.name, running)
         changed = session.running is not None and (session.running.state == "open") != (running.state == "open")
         session.running, session.said_at, session.presumed_dead = running, now, False
         if running.state == "running":
@@ -108,7 +108,7 @@ class RunningCheck:
     def closed(self, session: KnownSession, closed: frames.Closed) -> None:
         """Handle the end of a session, as its host says."""
         if session.running is not None and session.running.state == "running":
-            self.told(closed)
+            self.told(session.name, closed)
 
     def unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> bool:
         """Handle a race that was lost; return whether the session still counts as alive, so that it is asked again."""

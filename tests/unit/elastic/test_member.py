@@ -326,3 +326,17 @@ def test_an_agent_that_a_session_has_taken_is_surplus_and_left_out_no_more() -> 
     memory.surplus, memory.left_out = True, Refused(reason="mesh")
     formed(alone_with(memory))
     assert (memory.surplus, memory.left_out) == (False, None)
+
+
+@pytest.mark.parametrize("regather", [False, True])
+def test_an_agent_is_surplus_until_the_job_ends_that_runs_now_whatever_is_heard_of_an_earlier_run(
+    regather: bool,
+) -> None:
+    memory, (earlier, contender, now) = new_memory(), (b"1" * 16, b"2" * 16, b"3" * 16)
+    full = msgspec.structs.replace(running("running"), surplus=True)
+    for session, said in ((earlier, full), (now, full), (contender, running("open"))):
+        memory.note_run(session, said)
+    memory.note_run(earlier, Closed(session=earlier))
+    assert memory.surplus, "two sessions of the job could run"
+    memory.note_run(now, Closed(session=now, regather=regather))
+    assert memory.surplus == regather
