@@ -73,7 +73,7 @@ def test_host_with_too_few_members_stops_at_once_and_says_why(gathering: AgentGa
     gathering.network.cut(process.machine)
     gathering.world.run(LEASE_SECONDS + 0.01)
     assert host.dissolved is not None
-    assert "1 node(s) can be reached, and it takes 2 to keep the session" in host.dissolved
+    assert "1 node can be reached, and it takes 2 to keep the session" in host.dissolved
     assert process.closed_stores == [host.dissolved]
     assert process.agent.lost == host.dissolved
 
