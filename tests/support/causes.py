@@ -179,6 +179,7 @@ FAILED = "has failed: the store can't listen on 10.0.0.2:29400: Address already 
 HAS_FAILED = {b"A" * 16: Gone(2, "node2", f"rank 2 on host node2 (10.0.0.2), pid 9 {FAILED}")}
 ZERO_HAS_FAILED = {b"H" * 16: Gone(0, "node0", f"rank 0 on host node0 (10.0.0.1), pid 7 {FAILED}")}
 NO_ANSWER = "10.0.0.2 no answer within 1 s"
+NO_ROUTE_TO_US = "10.0.0.1 Network is unreachable (ENETUNREACH)"
 DEAF = {
     (b"A" * 16, b"M" * 16): Unreached("rank 2 on host node2 (10.0.0.2), pid 9", "rank 0 on host node0, pid 7", "", 1.0)
 }
@@ -202,6 +203,7 @@ CLONES = {"neighbors": {"10.0.0.2": ["52:54:00:00:00:02", "52:54:00:00:00:03"]}}
 OUR_HARDWARE = {"neighbors": {"10.0.0.2": ["52:54:00:00:00:01"]}, "hardware": {"52:54:00:00:00:01": "eth0"}}
 SAME_HARDWARE = {"neighbors": {"10.0.0.2": ["52:54:00:00:00:01"], "10.0.0.3": ["52:54:00:00:00:01"]}}
 NO_ARP: Mapping[str, Any] = {"neighbors": {"10.0.0.2": []}}
+TWIN = {b"A" * 16: "rank 1 on host node2 (10.0.0.2), pid 9"}
 OURS = {"hostname": "node1", "addresses": ["10.0.0.2"]}
 TYPO = {"resent": "host node9 (10.0.0.9), pid 4"}
 OTHER = {"bert": "host node9 (10.0.0.9), pid 4"}
@@ -260,6 +262,12 @@ RANKS = (
         cause="its machine is down, or its network was cut or loses packets",
     ),
     Row(
+        observed="ranks are assigned, and a process left since its own time was up",
+        status=Status(joined=1, world_size=4, left=("host x, pid 2: DiscoveryTimeoutError",)),
+        assigned=True,
+        cause="the missing ranks were not started",
+    ),
+    Row(
         observed="a rank came, went and came back; then another one does not answer",
         status=Status(joined=4, world_size=4, left=("rank 2 on host x: reset",), phase="confirming", unconfirmed=(3,)),
         cause="those processes are stopped",
@@ -284,11 +292,25 @@ RANKS = (
         cause="rank 2 on host node2 (10.0.0.2), pid 9 hears rank 0 on host node0, pid 7 and does not reach it over TCP",
     ),
     Row(
+        observed="the same, and it has no route to rank 0",
+        status=LACKING,
+        heard={"seekers": SEEKER, "unreached": {p: replace(each, how=NO_ROUTE_TO_US) for p, each in DEAF.items()}},
+        cause="(10.0.0.1 Network is unreachable (ENETUNREACH)): it has no route to that address",
+    ),
+    Row(
         observed="ranks are assigned, and two hosts of the job can't connect to each other",
         status=Status(joined=1, world_size=4),
         assigned=True,
         heard={"seekers": A_PROCESS, "unreached": APART},
         cause="host node1, pid 4 and host node2 (10.0.0.2), pid 9 hear each other and do not reach each other over TCP",
+    ),
+    Row(
+        observed="the same, and another host told of the address, which does not answer ARP",
+        status=Status(joined=1, world_size=4),
+        assigned=True,
+        heard={"unreached": APART},
+        network=NO_ARP,
+        cause="do not reach each other over TCP (10.0.0.2 no answer within 1 s): a firewall on one of them or between",
     ),
     Row(
         observed="the same, and this host's firewall drops TCP",
@@ -368,7 +390,7 @@ RANKS = (
     Row(
         observed="the same, and it does not answer ARP",
         status=LACKING,
-        heard={"seekers": SEEKER},
+        heard={"seekers": SEEKER, "machines": {"10.0.0.2": {"node2": None}}},
         network=NO_ARP,
         cause="10.0.0.2 is heard and does not answer ARP",
     ),
@@ -639,6 +661,11 @@ RANKS = (
         cause="rank 0 was not started, or runs alone with a world size of 1",
     ),
     Row(
+        observed="rank 0 is not heard, and another process has the same rank",
+        heard={"seekers": SEEKER | TWIN},
+        cause="the same rank was started twice, here and as rank 1 on host node2 (10.0.0.2), pid 9, and rank 0 was not",
+    ),
+    Row(
         observed="no process is heard, and only loopback is up",
         machine=LOOPBACK,
         cause="only loopback is used",
@@ -679,6 +706,12 @@ RANKS = (
         heard={"seekers": SEEKER},
         machine=POD,
         cause="this is a Kubernetes pod, and multicast rarely passes between nodes",
+    ),
+    Row(
+        observed="no process is heard, a host of MINGLE_PEERS does not answer, and the UDP port is not the default",
+        machine=OTHER_PORT,
+        network=WRONG_PEER,
+        cause="no answer: no process was started there, or with another MINGLE_PORT than 31000",
     ),
     Row(
         observed="no process is heard, and a host of MINGLE_PEERS does not answer",

@@ -50,9 +50,8 @@ def incomplete(
     if alone and diagnostics.empty and not facts.peers:
         otherwise = reports.silence("the other nodes were", "the output of the other nodes", "all nodes", facts)
     cause, remedy = why or otherwise
-    return DiscoveryTimeoutError.explain(
-        f"{observation}\n{reports.heard(diagnostics)}\n{reports.tried(facts)}", cause=cause, remedy=remedy
-    )
+    lines = [observation, reports.heard(diagnostics, alone=not (status.left or status.refused)), reports.tried(facts)]
+    return DiscoveryTimeoutError.explain("\n".join(filter(None, lines)), cause=cause, remedy=remedy)
 
 
 def _wanted(memory: Memory, status: Status) -> str:

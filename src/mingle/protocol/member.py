@@ -53,6 +53,8 @@ HOST_SEEN_SECONDS = 1.0
 """The least time between two reports of the same other host to the own one."""
 LEFT_OUT_SECONDS = 30.0
 """How long a node that can't reach a member waits before it asks the session for a seat again."""
+HOST_GONE_SECONDS = 5.0
+"""A host that is lost this long before our deadline has not ended with it, as one does that was started with us."""
 STATUS_BEFORE_DEADLINE_SECONDS = 1.0
 """How long before its deadline a member asks for the status once more, for the error."""
 
@@ -702,6 +704,7 @@ class Joiner:
 
     def _timeout(self, facts: NetworkFacts) -> MingleError:
         """Return the error of a member whose time is up."""
+        asked_at = self.search.asked_at  # since it has lost its host, if it had one
         return reports.timeout(
             self.identity,
             self.diagnostics,
@@ -709,6 +712,7 @@ class Joiner:
             seconds=self.timeout,
             status=self.status,
             connected=self.session is not None,
+            gone=asked_at is not None and self._deadline - asked_at >= HOST_GONE_SECONDS,
         )
 
     def close(self, reason: str, *, failed: bool = False) -> None:

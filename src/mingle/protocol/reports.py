@@ -232,6 +232,11 @@ def unreached(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
         return f"{few(lines.values(), '; ')}: {rules[0].observation}", rules[0].fix
     if (known := known_of(lines.values(), diagnostics, facts)) is not None:
         return f"{few(lines.values(), '; ')}: {known[0]}", known[1]
+    if any("ENETUNREACH" in diagnostics.unreached[pair].how for pair in pairs):
+        return (
+            f"{few(lines.values(), '; ')}: it has no route to that address, since the netmasks or the subnets differ",
+            "compare `ip address` and `ip route` on both machines, and give them addresses of one subnet or the route.",
+        )
     return (
         f"{few(lines.values(), '; ')}: a firewall on one of them or between them, or an address of another network",
         "allow TCP between them (`mingle-discover doctor` shows the rule), or set MINGLE_INTERFACE.",
@@ -264,7 +269,7 @@ def known_of(processes: Iterable[str], diagnostics: Diagnostics, facts: NetworkF
                 "netmasks or the subnets differ",
                 "compare `ip address` on both machines, and give them addresses and netmasks of one subnet.",
             )
-        if hardware is not None and not hardware:
+        if machines and hardware is not None and not hardware:
             return (
                 f"{address} is heard and does not answer ARP, so no packet from here reaches it: its link carries "
                 "packets in one direction only, or another machine has its hardware address",
@@ -344,9 +349,9 @@ def unanswered(facts: NetworkFacts) -> Cause | None:
     if not facts.unanswered:
         return None
     return (
-        f"nothing has come from {few(facts.unanswered)}: no process was started there, the name leads to another "
-        "machine (a stale line in /etc/hosts, a wildcard record, a Service with a cluster IP), or a firewall drops UDP "
-        f"port {facts.port}",
+        f"nothing has come from {few(facts.unanswered)}: no process was started there, {_other_port(facts)}the name "
+        "leads to another machine (a stale line in /etc/hosts, a wildcard record, a Service with a cluster IP), or a "
+        f"firewall drops UDP port {facts.port}",
         "compare each name's address with that machine's own, and run `mingle-discover ping` on both hosts.",
     )
 
@@ -491,16 +496,30 @@ def timeout(
     seconds: float,
     status: Status | None,
     connected: bool,
+    gone: bool = False,
 ) -> MingleError:
-    """Return the error of a rank whose time is up."""
+    """Return the error of a rank whose time is up.
+
+    Args:
+        identity: of the rank.
+        diagnostics: what was heard.
+        facts: what was tried.
+        seconds: how long it has waited.
+        status: the last status of the job, if its host has told one.
+        connected: whether the rank is connected to the host, or is the host.
+        gone: whether the host was lost long before the rank's own time was up, so that its status explains nothing.
+    """
     if status is not None:
         observation, cause, remedy = _incomplete(identity, diagnostics, facts, status, seconds, connected)
+        if gone:
+            cause, remedy = _why_no_host(identity, diagnostics, facts, alone=False) or (cause, remedy)
     elif connected:
         observation, cause, remedy = _silent_host(identity, seconds)
     else:
         observation, cause, remedy = _no_host(identity, diagnostics, facts, seconds)
     joined = status is not None and status.joined > 1
-    lines = [observation, heard(diagnostics, alone=not joined), tried(facts)]
+    unheard = not (joined or (status is not None and (status.refused or status.left)))
+    lines = [observation, heard(diagnostics, alone=unheard), tried(facts)]
     return DiscoveryTimeoutError.explain("\n".join(filter(None, lines)), cause=cause, remedy=remedy)
 
 
@@ -592,7 +611,8 @@ def _as_the_host_says(
     shared = shared_address(status.left, diagnostics, facts)
     if shared is not None and status.joined < status.world_size:
         return shared
-    if status.left and not status.missing and status.joined < status.world_size:
+    crashed = [text for text in status.left if not text.endswith(f": {DiscoveryTimeoutError.__name__}")]
+    if crashed and not status.missing and status.joined < status.world_size:
         # The kernel of a process that has ended closes its connection, or resets it.
         if all("ETIMEDOUT" in text for text in status.left):
             return (
@@ -645,6 +665,7 @@ def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, 
     unit, host = identity.who.unit, _host(identity)
     observation = f"job {identity.job!r}: {host} was not found within {seconds:g} s by {_me(identity)}."
     others = f"{unit}s" if diagnostics.seekers else "jobs"
+    twins = [text for text in diagnostics.seekers.values() if text.startswith(f"{_me(identity)} on ")]
     unheard = (
         f"{host} was not started, or runs alone with a {_size(unit)} of 1, or its multicast does not reach this "
         f"network (other {others} are heard, so multicast works here)",
@@ -652,6 +673,11 @@ def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, 
     )
     unknown = silence(f"{unit} 0 was", f"{unit} 0's output", f"{unit} 0's host", facts)
     otherwise = unheard if diagnostics.seekers or diagnostics.other_jobs else unknown
+    if twins and identity.rank is not None:
+        otherwise = (
+            f"the same {unit} was started twice, here and as {few(twins, '; ')}, and {host} was not started",
+            "give every process its own rank, one of them rank 0.",
+        )
     return observation, *(_why_no_host(identity, diagnostics, facts, alone=True) or otherwise)
 
 
@@ -664,13 +690,16 @@ def silence(missing: str, output: str, peers: str, facts: NetworkFacts) -> Cause
         peers: the hosts to name where there is no multicast.
         facts: what was tried.
     """
-    port = f"or with another MINGLE_PORT than {facts.port}, " if facts.named_port else ""
     return (
-        f"{missing} not started, {port}the network carries no multicast (most clouds and Kubernetes networks don't), "
-        "or a firewall or a switch with IGMP snooping drops it",
+        f"{missing} not started, {_other_port(facts)}the network carries no multicast (most clouds and Kubernetes "
+        "networks don't), or a firewall or a switch with IGMP snooping drops it",
         f"check {output}; run `mingle-discover ping` on both hosts; then allow UDP port {facts.port}, or set "
         f"MINGLE_PEERS=<{peers}>.",
     )
+
+
+def _other_port(facts: NetworkFacts) -> str:
+    return f"or with another MINGLE_PORT than {facts.port}, " if facts.named_port else ""
 
 
 def _host(identity: Identity) -> str:

@@ -169,3 +169,8 @@ def test_companions_that_are_absent_are_missed() -> None:
     memory = Memory(POLICY, companions=(one, two))
     assert memory.missed([ProcessInfo(hostname="one", pid=1, address="192.0.2.9")]) == ["host two (10.0.0.2), pid 2"]
     assert memory.missed([one, ProcessInfo(hostname="two", pid=3)]) == [str(two)], "started again it is another process"
+
+
+def test_a_node_that_was_refused_was_heard() -> None:
+    met = Status(joined=1, world_size=4, lacks="1 more node", refused=("host x: world size",))
+    assert "no process was heard" not in str(incomplete(met))

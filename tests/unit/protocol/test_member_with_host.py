@@ -338,6 +338,18 @@ def test_why_a_host_has_ended_its_session_is_in_the_report() -> None:
     assert "it ended its session: its user stopped it" in str(alone.joiner.failure)
 
 
+@pytest.mark.parametrize(("ended_at", "gone"), [(2.0, True), (9.9, False)])
+def test_a_host_that_has_gone_is_the_cause_unless_its_time_was_up_as_well(ended_at: float, gone: bool) -> None:
+    alone = Alone(timeout=10.0)
+    conn = alone.join()
+    alone.hear(conn, 1.5, frames.Status(joined=2, world_size=3, missing=(2,)))
+    alone.hear(conn, ended_at, frames.Closed(session=SESSION, reason="2 of 3 ranks joined"))
+    alone.joiner.handle(TimerDue(), ended_at + 0.05)
+    alone.joiner.give_up(NetworkFacts())
+    assert ("has gone since" in str(alone.joiner.failure.cause)) is gone  # type: ignore[union-attr]
+    assert "2 of 3 ranks joined, missing ranks: 2 (as last reported by rank 0" in str(alone.joiner.failure)
+
+
 def test_the_status_of_an_earlier_session_explains_nothing() -> None:
     alone = Alone()
     conn = alone.join()

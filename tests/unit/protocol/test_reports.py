@@ -143,6 +143,12 @@ def test_no_rejected_datagrams_are_claimed_if_only_a_connection_failed() -> None
     assert "job 'resnet': 10.0.0.2: secret: the caller did not prove the secret.\n" in str(error)
 
 
+@pytest.mark.parametrize("field", ["refused", "left"])
+def test_a_process_that_was_refused_or_left_was_heard(field: str) -> None:
+    met = Status(joined=1, world_size=8, missing=(4,), **{field: ("rank 4 on host node4 (10.0.0.4), pid 9: x",)})
+    assert "no process was heard" not in str(timeout(Diagnostics(), status=met, connected=True))
+
+
 BLOCKED = Finding("multicast", CheckStatus.FAIL, "this host's firewall drops it", "nft insert rule x")
 DOUBTFUL = Finding("interfaces", CheckStatus.WARN, "eth1 is up, too", "name it", explains_silence=True)
 
