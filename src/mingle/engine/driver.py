@@ -374,7 +374,7 @@ class Driver:
         """Note of a connection that was not made whether the kernel has led it astray."""
         dialed, source = self._dialed.pop(conn, (None, ""))
         if dialed is not None and (detour := self.interfaces.astray(dialed.address, source)) is not None:
-            self.evidence.detours[detour.address] = detour
+            self.evidence.led_astray(detour)
 
     def _connected(self, event: connections.SocketConnected, now: float) -> None:
         dialed, _ = self._dialed.pop(event.conn)
@@ -418,9 +418,9 @@ class Driver:
                 except Exception as error:  # the asker chose the address
                     self.rejections.fault(error, f"a question from {source.address}")
             case Dial(conn, address, port, interface):
-                bound = "" if effect.as_torch else self.interfaces.source_for(address)
-                self._dialed[conn] = effect, bound
                 try:
+                    bound = "" if effect.as_torch else self.interfaces.source_for(address)
+                    self._dialed[conn] = effect, bound
                     events = self.connections.dial(conn, address, port, self.interfaces.index(interface), bound)
                 except Exception as error:  # another host chose the address
                     self.rejections.fault(error, f"the address {address}")

@@ -67,7 +67,7 @@ class Evidence:
         self._neighbors: dict[str, dict[str, None]] = {}
         self._errors_said: Counter[str] = Counter()
         self._reached: set[str] = set()
-        self.detours: dict[str, Detour] = {}
+        self._detours: dict[str, Detour] = {}
         """How the kernel has led connections astray that were not made, by the addresses dialed."""
         self._look_up: LookUp | None = None
 
@@ -86,12 +86,18 @@ class Evidence:
 
     def reached(self, address: str) -> None:
         """Take note that a TCP connection with an address stands."""
+        self._detours.pop(address, None)
         if len(self._reached) < REMEMBERED_ADDRESSES:
             self._reached.add(address)
 
-    def _detours(self) -> tuple[Detour, ...]:
+    def led_astray(self, detour: Detour) -> None:
+        """Take note of the detour of a connection that was not made; another host can have chosen the address."""
+        if len(self._detours) < REMEMBERED_ADDRESSES:
+            self._detours[detour.address] = detour
+
+    def _every_detour(self) -> tuple[Detour, ...]:
         heard = {each.address: each for each in self._interfaces.heard_astray(self._reached)}
-        return tuple((heard | self.detours).values())
+        return tuple((heard | self._detours).values())
 
     def inspect(self, environ: Mapping[str, str] | None = None, **observed: Any) -> Facts:
         """Return the facts by which this machine can be judged; see `inspection.collect_facts` for the arguments."""
@@ -124,7 +130,7 @@ class Evidence:
             "empty_folders": self._folders.empty,
             "other_way": "folder" if self._folders.works else "peers" if self._udp.peers_answer else "",
             "rp_drops_before": self._rp_drops,
-            "detours": self._detours(),
+            "detours": self._every_detour(),
         }
 
     def observed_since(self) -> dict[str, Any]:

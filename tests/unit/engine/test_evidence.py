@@ -12,7 +12,9 @@ import pytest
 
 from mingle.config.settings import Network
 from mingle.config.values import Peer
+from mingle.diagnostics import Detour
 from mingle.network import local_relay
+from mingle.network.interfaces import REMEMBERED_ADDRESSES
 from mingle.protocol.effects import Multicast
 from mingle.protocol.events import (
     FoldersListed,
@@ -67,6 +69,16 @@ def test_a_process_without_a_place_in_the_relay_says_so(monkeypatch: pytest.Monk
         assert driver.hear()[0] == SEEK
         assert driver.evidence.facts().failures == ["local relay: all 1 names are taken"]
         assert driver.evidence.inspect().relay_failure == "all 1 names are taken"
+
+
+def test_detours_are_bounded_and_forgotten_once_a_connection_stands() -> None:
+    with contextlib.ExitStack() as stack:
+        evidence = Noting(Network(interfaces=("lo",), port=free_udp_port()), stack).evidence
+        for number in range(REMEMBERED_ADDRESSES + 1):  # another host chooses the addresses
+            evidence.led_astray(Detour(f"10.0.{number // 256}.{number % 256}", "eth1", "eth0"))
+        assert len(evidence.observed()["detours"]) == REMEMBERED_ADDRESSES
+        evidence.reached("10.0.0.7")
+        assert len(evidence.observed()["detours"]) == REMEMBERED_ADDRESSES - 1
 
 
 def test_a_folder_that_fails_is_named_and_the_election_does_not_wait_for_it(tmp_path: Path) -> None:
