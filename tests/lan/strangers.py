@@ -67,18 +67,29 @@ def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> fr
         lambda: frames.Void(session=name, epoch=epoch, reason=text),
         lambda: frames.Ready(session=name),
         lambda: frames.Leave(session=name, reason=text),
-        lambda: frames.Closed(session=name, reason=text, conflict=rng.random() < 0.1),
+        lambda: frames.Closed(
+            session=name,
+            reason=text,
+            conflict=rng.random() < 0.1,
+            regather=rng.random() < 0.5,
+            remedy=f"{text}: `x; y`",
+        ),
         lambda: frames.Ask(what=rng.choice(("status", "roster"))),
         lambda: frames.Closed(session=name, offer=offer),
         lambda: frames.HostSeen(offer=offer),
         lambda: frames.Unreachable(session=name),
         lambda: frames.Members(generation=epoch, quorum=rng.random() < 0.5, present=(who,)),
-        lambda: frames.Status(joined=number, world_size=4, missing=(number,), left=(text,)),
+        lambda: frames.Status(joined=number, world_size=4, missing=(number,), left=(text,), seated=member[:5]),
         lambda: frames.Roster(first=number, total=4, seats=()),
         lambda: frames.Ping(number=number),
-        lambda: frames.Pong(number=number),
+        lambda: frames.Pong(number=number, proving=rng.random() < 0.5),
         lambda: frames.Running(
-            state=rng.choice(("open", "sealed", "running")), world_size=4, host=who, roster=text, seconds=1e300
+            state=rng.choice(("open", "sealed", "running")),
+            world_size=4,
+            host=who,
+            roster=text,
+            seconds=1e300,
+            surplus=rng.random() < 0.5,
         ),
     ]
     return rng.choice(makers)()
@@ -167,7 +178,7 @@ class Impostor(Caller):
                 (
                     frames.Confirmed(session=session, epoch=epoch, paths=paths),
                     frames.Ack(session=session, epoch=epoch),
-                    frames.Pong(number=self._rng.randrange(9)),
+                    frames.Pong(number=self._rng.randrange(9), proving=True),
                     frames.Ready(session=session),
                     frames.Unreachable(session=session),
                     frames.Leave(session=session, reason="forged"),
