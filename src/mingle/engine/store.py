@@ -385,7 +385,7 @@ def _brief_look_ups() -> Iterator[None]:
     """
     # The state of glibc's resolver is one for each thread, and begins with these two numbers (resolver(3)).
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "__res_state") or libc.__res_init() != 0:
+    if not (hasattr(libc, "__res_state") and hasattr(libc, "__res_init")) or libc.__res_init() != 0:
         yield
         return
     libc.__res_state.restype = ctypes.POINTER(ctypes.c_int * 2)
