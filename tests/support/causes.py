@@ -48,6 +48,8 @@ LEFT_OVER = Facts(
 OFFLINE = Facts(port=29499, used=["eth0"], used_names=["eth0"], lost={"eth0": "is down"}, had_carrier=True)
 NAMED = Facts(port=29499, used=["eth0"], used_names=["eth0"], unused=["eth1 10.1.0.5/24"], named_by="MINGLE_INTERFACE")
 OTHER_PORT = Facts(port=31000, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])
+NO_TTL = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], ttl=0)
+ONE_FAMILY = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], family="6")
 SHARED_PORT = Facts(port=29499, used=["eth0"], used_names=["eth0"], holders=[Holder(99, "telemetry", 0)])
 DROPPED = Facts(
     port=29499,
@@ -619,6 +621,12 @@ RANKS = (
         cause="rank 0 was reached and has gone since",
     ),
     Row(
+        observed="rank 0 was reached and is gone, and this machine has gone offline",
+        heard={"hosts": {HOST: "connection lost"}, "proved": {HOST: None}},
+        machine=OFFLINE,
+        cause="this machine is offline: eth0 is down",
+    ),
+    Row(
         observed="rank 0 is not heard, and another version of the protocol is",
         rejected=VERSION,
         machine=NO_ROUTE,
@@ -692,6 +700,28 @@ RANKS = (
         cause="rank 0 was not started, or with another MINGLE_PORT than 31000",
     ),
     Row(
+        observed="other ranks of this machine are heard, and MINGLE_TTL=0 is left over",
+        heard={"seekers": SEEKER},
+        machine=NO_TTL,
+        cause="MINGLE_TTL is 0, so multicasts do not leave this machine",
+    ),
+    Row(
+        observed="no process is heard, and MINGLE_FAMILY is set",
+        machine=ONE_FAMILY,
+        cause="MINGLE_FAMILY is 6, so a process that uses only IPv4 is not heard",
+    ),
+    Row(
+        observed="another job is heard, and MINGLE_FAMILY is set",
+        machine=ONE_FAMILY,
+        heard={"other_jobs": OTHER},
+        cause="rank 0 was not started",
+    ),
+    Row(
+        observed="no process is heard, and MINGLE_PEERS names this machine alone",
+        network={"peers": ["10.0.0.5: this machine"], "names_itself": True},
+        cause="MINGLE_PEERS leads to this machine alone",
+    ),
+    Row(
         observed="no process is heard, and MINGLE_INTERFACE names one of two networks",
         machine=NAMED,
         cause="MINGLE_INTERFACE names eth0 alone",
@@ -710,7 +740,7 @@ RANKS = (
     Row(
         observed="no process is heard, a host of MINGLE_PEERS does not answer, and the UDP port is not the default",
         machine=OTHER_PORT,
-        network=WRONG_PEER,
+        network={**WRONG_PEER, "asked_ports": [31000]},
         cause="no answer: no process was started there, or with another MINGLE_PORT than 31000",
     ),
     Row(

@@ -122,6 +122,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     """How long torch then waits for them."""
     surroundings: str = ""
     """``pod``, ``container``, or the name of the cloud, as this machine shows it; empty if it does not."""
+    ttl: int = 1
+    """How many routers a multicast may pass, plus one; 0: it stays on this machine."""
+    family: str = "auto"
+    """The IP version that the user has named, if any."""
     peers_named: bool = False
     """Whether hosts or shared folders are named, so that multicast is not needed."""
     multicast_heard: bool = False
@@ -154,6 +158,7 @@ def examine(facts: Facts) -> list[Finding]:
         finding
         for check in (
             _interfaces,
+            _confined,
             _routes,
             _port,
             _memberships,
@@ -178,6 +183,7 @@ def troubles(facts: Facts) -> list[Finding]:
         _folders,  # what the user has named, perhaps because nothing else can work here
         _interfaces,
         _detours,
+        _confined,
         _named_elsewhere,
         _routes,
         _port,
@@ -255,19 +261,42 @@ def _bring_back(name: str, what: str) -> str:
             return f"look why {name} was removed, and add it again"
 
 
-def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
-    """Judge this only if no host was heard: naming one of several networks is the purpose of the setting."""
+def _confined(facts: Facts) -> Iterator[Finding]:
+    """Judge the settings by which this machine reaches only itself."""
+    left_over = "the setting can be left over from a trial on one machine"
     if facts.named_by and facts.unused and facts.only_loopback:
         yield Finding(
             "interfaces",
             WARN,
             f"{facts.named_by} names loopback alone, so no other machine can be reached, but {', '.join(facts.unused)} "
-            "is up as well: the setting can be left over from a trial on one machine",
+            f"is up as well: {left_over}",
             f"unset {facts.named_by}, unless the whole job runs on this machine",
             explains_silence=True,
             keeps_to_itself=True,
         )
-    elif facts.named_by and facts.unused:
+    elif facts.ttl == 0 and not facts.only_loopback and not facts.peers_named:
+        yield Finding(
+            "multicast",
+            WARN,
+            f"MINGLE_TTL is 0, so multicasts do not leave this machine: {left_over}",
+            "unset MINGLE_TTL, unless the whole job runs on this machine",
+            explains_silence=True,
+            keeps_to_itself=True,
+        )
+
+
+def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
+    """Judge this only if no host was heard: naming one of several networks, or an IP version, has its purpose."""
+    if facts.family != "auto" and not facts.only_loopback:
+        yield Finding(
+            "family",
+            WARN,
+            f"MINGLE_FAMILY is {facts.family}, so a process that uses only IPv{'4' if facts.family == '6' else '6'} is "
+            "not heard",
+            "set the same MINGLE_FAMILY on every host, or on none",
+            explains_silence=True,
+        )
+    if facts.named_by and facts.unused and not facts.only_loopback:
         yield Finding(
             "interfaces",
             WARN,

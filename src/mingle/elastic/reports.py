@@ -50,7 +50,11 @@ def incomplete(
     if alone and diagnostics.empty and not facts.peers:
         otherwise = reports.silence("the other nodes were", "the output of the other nodes", "all nodes", facts)
     cause, remedy = why or otherwise
-    lines = [observation, reports.heard(diagnostics, alone=not (status.left or status.refused)), reports.tried(facts)]
+    lines = [
+        observation,
+        reports.heard(diagnostics, alone=not (status.left or status.refused)),
+        reports.tried(facts, cause),
+    ]
     return DiscoveryTimeoutError.explain("\n".join(filter(None, lines)), cause=cause, remedy=remedy)
 
 
@@ -73,7 +77,7 @@ def waiting(
     if not (status.lacks or status.refused):
         return None
     why = _why_incomplete(identity, memory, status, status, diagnostics, facts, alone=False)
-    return why or (reports.unheard(diagnostics, facts) if status.joined <= 1 else None)
+    return why or (reports.unheard(diagnostics, facts) if status.joined <= 1 and not status.left else None)
 
 
 def _why_incomplete(

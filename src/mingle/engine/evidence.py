@@ -19,6 +19,7 @@ from mingle.network.interfaces import (
     neighbors,
     reverse_path_drops,
 )
+from mingle.network.peers import HERE
 from mingle.protocol.observations import NetworkFacts
 from mingle.wire.datagrams import BROWSE_GROUP, truncate_utf8
 
@@ -124,6 +125,8 @@ class Evidence:
             "unicasts_sent": transport.unicasts_sent if transport else 0,
             "peers": self._udp.peers.addresses,
             "unresolved": self._udp.peers.failures,
+            "ttl": network.ttl,
+            "family": network.family,
             "peers_named": bool(network.peers or network.folders),
             "multicast_heard": self._udp.multicast_heard,
             "folders": {folder: (each.what, each.fix) for folder, each in self._folders.problems.items()},
@@ -181,6 +184,8 @@ class Evidence:
             named_port=network.port != DEFAULT_PORT,
             peers=[*answers, *network.folders],
             unanswered=[peer for peer, silent in answers.items() if silent],
+            asked_ports=sorted({peer.port or network.port for peer in network.peers} - {DEFAULT_PORT}),
+            names_itself=bool(answers) and not network.folders and all(each.endswith(HERE) for each in answers),
             sent=transport.sent if transport else 0,
             received=transport.received if transport else 0,
             rejected=self._rejections.counts,

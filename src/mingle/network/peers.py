@@ -39,6 +39,7 @@ RESOLVED_SECONDS = 0.1
 """How often newly resolved addresses are looked for."""
 MAX_THREADS = 8
 SHOWN = 4
+HERE = ": this machine"
 """How many addresses of a name are shown."""
 # A name that resolves to more than this is no list of hosts; bounded against a hostile or broken resolver. Addresses
 # are kept while the process looks for others, because a resolver can return another subset each time; all together
@@ -139,7 +140,7 @@ class Peers:
             shown = f"{', '.join(others[:SHOWN])}{', …' if len(others) > SHOWN else ''}"
             label = name if others == [host] else f"{name} = {shown}"
             if not others:
-                found[f"{name}: {'this machine' if addresses else 'no address'}"] = False
+                found[f"{name}{HERE if addresses else ': no address'}"] = False
             elif len(others) == 1:
                 found[f"{label}: {'answers' if answering else 'no answer'}"] = not answering
             else:

@@ -545,14 +545,15 @@ def not_formed(job: str, session: FoundSession, seconds: float) -> DiscoveryTime
 def not_found(job: str, finder: Finder, facts: NetworkFacts, seconds: float) -> MingleError:
     """Return the error for a job without a live host."""
     observation = f"job {job!r}: no live host was found within {seconds:g} s."
-    detail = f"{_heard(finder)}\n{reports.tried(facts)}"
     if any(why.startswith("secret") for each in finder.sessions for why in each.failures.values()):
+        cause = "only one of its host and this command has a secret, or their secrets differ"
         return AuthenticationError.explain(
-            f"{observation}\n{detail}",
-            cause="only one of its host and this command has a secret, or their secrets differ",
+            f"{observation}\n{_heard(finder)}\n{reports.tried(facts, cause, silence=False)}",
+            cause=cause,
             remedy="give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET.",
         )
     cause, remedy = _why_not_found(job, finder, facts)
+    detail = f"{_heard(finder)}\n{reports.tried(facts, cause)}"
     return DiscoveryTimeoutError.explain(f"{observation}\n{detail}", cause=cause, remedy=remedy)
 
 

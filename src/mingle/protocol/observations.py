@@ -58,6 +58,10 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
     """The named hosts and shared folders, each host with its addresses and whether anything came from there."""
     unanswered: Sequence[str] = ()
     """Those hosts from which nothing came."""
+    asked_ports: Sequence[int] = ()
+    """The UDP ports at which they are asked, except the default one."""
+    names_itself: bool = False
+    """Whether hosts are named, and all of them are this machine."""
     sent: int = 0
     received: int = 0
     rejected: Counter[str] = field(default_factory=Counter)

@@ -90,8 +90,14 @@ def _size(unit: str) -> str:
     return "--nnodes value" if unit == "node" else "world size"
 
 
-def tried(facts: NetworkFacts) -> str:
-    """Return the lines that say what was tried: interfaces, groups, port, datagrams, and what is wrong here."""
+def tried(facts: NetworkFacts, cause: str, *, silence: bool = True) -> str:
+    """Return the lines that say what was tried: interfaces, groups, port, datagrams, and what else is wrong here.
+
+    Args:
+        facts: what was tried.
+        cause: what the same error names as the cause.
+        silence: whether what explains that no process is heard belongs there.
+    """
     lines = [
         f"  interfaces: {', '.join(facts.interfaces) or 'none'}; "
         f"groups {', '.join(facts.groups)} and UDP port {facts.port}"
@@ -107,7 +113,11 @@ def tried(facts: NetworkFacts) -> str:
         errors = ", ".join(f"{name} {counted(count, 'time')}" for name, count in sorted(facts.send_errors.items()))
         lines.append(f"  sending failed: {errors}")
     lines += [f"  {failure}" for failure in facts.failures]
-    lines += [f"  on this machine: {finding.observation}" for finding in facts.findings]
+    lines += [
+        f"  on this machine: {finding.observation}"
+        for finding in facts.findings
+        if finding.observation != cause and (silence or not finding.explains_silence)
+    ]
     return "\n".join(lines)
 
 
@@ -346,12 +356,19 @@ def _kept_to_itself(facts: NetworkFacts) -> Cause | None:
 
 def unanswered(facts: NetworkFacts) -> Cause | None:
     """Return the named hosts from which nothing has come, if there are any."""
+    if facts.names_itself:
+        return (
+            "MINGLE_PEERS leads to this machine alone: the other hosts are not named, or the name of a service does "
+            "not lead to them yet",
+            "name all hosts of the job in MINGLE_PEERS.",
+        )
     if not facts.unanswered:
         return None
+    ports = f"or with another MINGLE_PORT than {few(facts.asked_ports)}, " if facts.asked_ports else ""
     return (
-        f"nothing has come from {few(facts.unanswered)}: no process was started there, {_other_port(facts)}the name "
+        f"nothing has come from {few(facts.unanswered)}: no process was started there, {ports}the name "
         "leads to another machine (a stale line in /etc/hosts, a wildcard record, a Service with a cluster IP), or a "
-        f"firewall drops UDP port {facts.port}",
+        f"firewall drops UDP port {few(facts.asked_ports or [facts.port])}",
         "compare each name's address with that machine's own, and run `mingle-discover ping` on both hosts.",
     )
 
@@ -473,7 +490,9 @@ def authentication(
         hosted = f"hosted with a secret at {addresses}" if addresses else "hosted with a secret"
         observation = f"job {identity.job!r} is {hosted}, and {_me(identity)} has none"
     cause, remedy = apart
-    return AuthenticationError.explain(f"{observation}.\n{tried(facts)}", cause=cause, remedy=remedy)
+    return AuthenticationError.explain(
+        f"{observation}.\n{tried(facts, cause, silence=False)}", cause=cause, remedy=remedy
+    )
 
 
 def kept_apart(identity: Identity, diagnostics: Diagnostics, *, secured: bool) -> Cause | None:
@@ -519,7 +538,7 @@ def timeout(
         observation, cause, remedy = _no_host(identity, diagnostics, facts, seconds)
     joined = status is not None and status.joined > 1
     unheard = not (joined or (status is not None and (status.refused or status.left)))
-    lines = [observation, heard(diagnostics, alone=unheard), tried(facts)]
+    lines = [observation, heard(diagnostics, alone=unheard), tried(facts, cause)]
     return DiscoveryTimeoutError.explain("\n".join(filter(None, lines)), cause=cause, remedy=remedy)
 
 
@@ -727,6 +746,9 @@ def unreachable_host(host: str, facts: NetworkFacts, *, gone: bool) -> Cause:
         gone: whether a connection to it stood before.
     """
     if gone:
+        offline = (each for each in facts.findings if each.status is CheckStatus.FAIL and each.explains_silence)
+        if (finding := next(offline, None)) is not None:
+            return finding.observation, finding.fix
         return (
             f"{host} was reached and has gone since: its process has ended, or its network was cut",
             f"look at the output of {host}; start the job again.",
@@ -773,16 +795,16 @@ def waiting(
     if status.joined >= status.world_size:
         return _as_the_host_says(identity, diagnostics, facts, status)
     why = _why_incomplete(identity, diagnostics, facts, replace(status, unconfirmed=()), alone=False)
-    return why or (unheard(diagnostics, facts) if status.joined <= 1 else None)
+    return why or (unheard(diagnostics, facts) if status.joined <= 1 and not status.left else None)
 
 
 def unheard(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
-    """Return the cause if named hosts are not heard, or no process is and a folder or the port can be another one."""
+    """Return the cause if named hosts are not heard, or no process is and what was set can differ elsewhere."""
     if not diagnostics.empty:
         return unanswered(facts)
-    folders = (each for each in facts.findings if each.name == "folder" and each.explains_silence)
-    if (folder := next(folders, None)) is not None:
-        return folder.observation, folder.fix
+    named = (each for each in facts.findings if each.name in ("folder", "family") and each.explains_silence)
+    if (found := next(named, None)) is not None:
+        return found.observation, found.fix
     if not facts.named_port:
         return unanswered(facts)
     return (

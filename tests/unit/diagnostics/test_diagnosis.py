@@ -44,6 +44,8 @@ def faults(facts: Facts) -> list[tuple[str, CheckStatus]]:
         replace(HEALTHY, group="", networks=["fd00::/64"], hostname_addresses=["fd00::5"]),
         replace(HEALTHY, rp_filter={}, memberships=None, default_route=None, hostname_addresses=[]),
         replace(HEALTHY, multicasts_on=None),
+        replace(HEALTHY, ttl=0, peers_named=True),
+        replace(HEALTHY, family="6"),
         replace(HEALTHY, rp_filter={"eth0": 2}, rp_drops=5),
         replace(HEALTHY, only_loopback=True, named_by="MINGLE_INTERFACE", multicasts_on=frozenset()),
         replace(HEALTHY, chains=ALLOWS_NEIGHBORS, addresses=["10.0.0.1"]),  # a neighbor is not the first of the subnet
@@ -68,6 +70,13 @@ FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
             ("no such thing", "name another"),
         ),
         ({"only_loopback": True}, "interfaces", WARN, ("only loopback", "ip link set")),
+        (
+            {"only_loopback": True, "named_by": "MINGLE_INTERFACE", "unused": ["eth0 10.0.0.5/24"]},
+            "interfaces",
+            WARN,
+            ("names loopback alone", "unset MINGLE_INTERFACE"),
+        ),
+        ({"ttl": 0}, "multicast", WARN, ("do not leave this machine", "unset MINGLE_TTL")),
         *[
             ({"lost": {"eth0": what}, "had_carrier": True, "default_route": False}, "interfaces", FAIL, (what, fix))
             for what, fix in [

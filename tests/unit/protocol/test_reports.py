@@ -170,6 +170,26 @@ def test_failed_check_of_this_machine_is_the_likely_cause() -> None:
     assert timeout(Diagnostics(), facts=maybe, status=missing).cause == DOUBTFUL.observation
 
 
+def test_what_is_the_cause_is_no_remark_as_well() -> None:
+    error = timeout(Diagnostics(), facts=NetworkFacts(findings=[DOUBTFUL]))
+    assert error.cause == DOUBTFUL.observation
+    assert DOUBTFUL.observation not in error.observation
+
+
+def test_what_explains_silence_is_no_remark_where_a_secret_is_the_cause() -> None:
+    heard = Diagnostics(secret_failures={"10.0.0.2: secret: it has another one": None})
+    error = reports.authentication(ME, heard, NetworkFacts(findings=[BLOCKED, DOUBTFUL]), secured=True)
+    assert BLOCKED.observation in str(error)
+    assert DOUBTFUL.observation not in str(error)
+
+
+def test_a_rank_that_came_and_went_is_no_named_host_from_which_nothing_came() -> None:
+    facts = NetworkFacts(unanswered=["10.0.0.4: no answer"])
+    met = Status(joined=1, world_size=8, missing=(5,), left=("rank 4 on host node4 (10.0.0.4), pid 9: reset",))
+    told = reports.waiting(ME, Diagnostics(), facts, status=met, connected=True)
+    assert told is None
+
+
 def test_a_missing_rank_that_is_heard_is_told_from_one_that_never_came() -> None:
     diagnostics = Diagnostics()
     diagnostics.seekers[b"A" * 16] = "rank 4 on host node4 (10.0.0.4), pid 9"
