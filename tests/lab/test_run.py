@@ -103,6 +103,15 @@ def test_over_ipv6_with_a_secret_and_another_command_on_node_0(lab: Lab, tmp_pat
     ]
 
 
+def test_a_line_that_was_typed_twice_on_one_machine_is_warned_of(lab: Lab) -> None:
+    hosts = hosts_of(lab, 2)
+    twice = [start(hosts[0], "--", "true", count=2) for _ in range(2)]
+    assert [process.wait(SECONDS) for process in twice] == [0, 0]
+    warnings = [process.stderr for process in twice if process.stderr]
+    assert len(warnings) == 1
+    assert "2 of its 2 nodes are on this machine; fix: start mingle-run once on each machine" in warnings[0]
+
+
 def test_another_secret_is_named(lab: Lab) -> None:
     hosts = hosts_of(lab, 2)
     processes = [

@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import time
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import click
@@ -220,6 +221,7 @@ def _meet_and_run(
             if session is not None:
                 places = session.places()
             values, environment = _told(wanted, formation, places, directory, mlx=mlx)
+            _check_machine(wanted, formation)
             logger.info("job %s: node %s, started with %s", wanted.job_id, formation.place.rank, values)
             program.start(placeholders.fill(words[at_node_0], values), environment)
         except (MingleError, Interrupted) as error:
@@ -234,6 +236,20 @@ def _meet_and_run(
     if at_node_0 and status:
         _look_at_port(formation.store_port)
     return status
+
+
+def _check_machine(wanted: Settings, formation: Formation) -> None:
+    """Warn if several nodes are on this machine, unless the whole job keeps to its loopback."""
+    place = formation.place
+    if place.local_world_size > 1 and place.local_rank == 0 and not ip_address(formation.address).is_loopback:
+        logger.warning(
+            "job %r: %d of its %d nodes are on this machine; fix: start %s once on each machine, unless they are meant "
+            "to share it",
+            wanted.job_id,
+            place.local_world_size,
+            place.world_size,
+            NAME,
+        )
 
 
 def _told(
