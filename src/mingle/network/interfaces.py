@@ -620,7 +620,10 @@ class InterfaceMonitor:
         if not choice.offline:
             self._online = choice.usable
             self.had_carrier |= any(each.running for each in choice.usable)
-        usable = (*self._online, *choice.usable) if choice.offline else choice.usable
+        usable = choice.usable
+        if choice.offline:
+            names = {each.name for each in usable}  # loopback can be in both, online with some of its addresses
+            usable = (*(each for each in self._online if each.name not in names), *usable)
         # Containers that come and go change what is found here, and nothing else.
         changed = self._lost or usable != self.usable
         self._lost, self.usable = False, usable

@@ -153,6 +153,16 @@ def test_a_machine_that_was_offline_gets_a_network(machine: Machine) -> None:
     assert names(monitor) == ["eth0"]
 
 
+def test_a_machine_with_a_service_address_that_goes_offline_uses_loopback_once(machine: Machine) -> None:
+    lo = nic("lo", 1, "127.0.0.1/8", "10.9.0.1/32")
+    machine.found = (lo, ETH0)
+    monitor = monitored()
+    assert names(monitor) == ["eth0", "lo"]
+    machine.found = (lo, DOWN)
+    assert monitor.rescan(1.0) is True
+    assert monitor.usable == (ETH0, lo)
+
+
 def test_an_address_that_loopback_gets_is_used_where_loopback_is(machine: Machine) -> None:
     machine.found = (LO, ETH0)
     monitor = monitored("lo")
