@@ -614,6 +614,27 @@ def test_a_second_run_that_waits_for_the_first_one_begins_once_that_has_ended(
     assert not any(agent.agent.memory.surplus for agent in second)
 
 
+@pytest.mark.parametrize("nodes", [(2, 2), (2, 3)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_second_run_that_has_gathered_out_of_reach_of_the_first_one_begins_once_that_has_ended(
+    seed: int, nodes: tuple[int, int]
+) -> None:
+    gathering = AgentGathering(seed, nodes)
+    first = running(gathering, nodes[1])
+    second = [gathering.start(f"other{number}") for number in range(nodes[1])]
+    gathering.world.run(10.0)
+    sides = [agent.machine for agent in first], [agent.machine for agent in second]
+    gathering.split(*sides, barrier="reset")  # as a firewall does that is loaded anew
+    met = gathering.world.run(60.0, until=lambda: any(agent.agent.stage() == "seated" for agent in second))
+    assert met, "out of reach of the first run they gather"
+    gathering.split(*sides, parted=False)
+    gathering.world.run(5.0)
+    assert not any(agent.outcome for agent in second)
+    for agent in first:
+        agent.close()
+    gathering.run_until_together(second, 20.0)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_second_run_that_does_not_hear_how_the_first_one_ended_says_why_it_waits(seed: int) -> None:
     gathering = AgentGathering(seed, (2, 2), timeout=60.0)

@@ -53,6 +53,7 @@ class AgentMember(Candidate):
         self._rounds_asked: dict[int, float] = {}
         """When each question about a round was asked, by its number."""
         self._last_number = 0
+        self._joined_as_surplus = False
         self._left_out: deque[str] = deque(maxlen=LEFT_OUT_REMEMBERED)
         """The nodes that got no seat, as its host has said."""
         self._left_out_until: float | None = None
@@ -89,6 +90,8 @@ class AgentMember(Candidate):
         due, binding = super().next_timer(), self._memory.binding
         if self._left_out_until is not None and not self.finished:
             due = self._left_out_until if due is None else min(due, self._left_out_until)
+        if self._counts_anew:
+            return self._checked_at
         if not (self.running or (self.part is not None and self.part.can_confirm and binding.holds(self._checked_at))):
             return due
         return binding.until if due is None else min(due, binding.until)
@@ -165,6 +168,14 @@ class AgentMember(Candidate):
         if self._left_out_until is not None and now >= self._left_out_until:
             self._left_out_until = None
         super()._gather(now)
+        if self._counts_anew:
+            self.drop_host("this node is surplus no more, and joins anew", now)
+
+    @property
+    def _counts_anew(self) -> bool:
+        """Whether its host does not know that it is surplus no more, as JOIN alone can say."""
+        is_surplus_no_more = self._joined_as_surplus and not self._memory.surplus
+        return is_surplus_no_more and self.state.seated and not (self.state.may_form or self.finished)
 
     def _mesh_session(self) -> KnownSession | None:
         """The session whose mesh this agent is part of: latecomers dial the members of one that runs, too."""
@@ -178,6 +189,7 @@ class AgentMember(Candidate):
         if name == session.name:
             session.token = token  # of a seat that this agent had before it lost the session and heard of it again
         join = super()._application(session, now)
+        self._joined_as_surplus = memory.surplus
         return msgspec.structs.replace(
             join,
             generation=memory.generation,
