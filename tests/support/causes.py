@@ -697,7 +697,7 @@ RANKS = (
     Row(
         observed="no process is heard, and this one's UDP port is not the default",
         machine=OTHER_PORT,
-        cause="rank 0 was not started, or with another MINGLE_PORT than 31000",
+        cause="rank 0 was not started, or runs alone with a world size of 1, or with another MINGLE_PORT than 31000",
     ),
     Row(
         observed="other ranks of this machine are heard, and MINGLE_TTL=0 is left over",
@@ -729,7 +729,7 @@ RANKS = (
     Row(
         observed="no process is heard, and there is no default route",
         machine=NO_ROUTE,
-        cause="rank 0 was not started, the network carries no multicast",
+        cause="rank 0 was not started, or runs alone with a world size of 1, the network carries no multicast",
     ),
     Row(
         observed="rank 0 is not heard, other ranks of the job are, in a Kubernetes pod without MINGLE_PEERS",
@@ -748,7 +748,10 @@ RANKS = (
         network=WRONG_PEER,
         cause="nothing has come from node0 = 10.0.0.9: no answer",
     ),
-    Row(observed="no process is heard", cause="rank 0 was not started, the network carries no multicast"),
+    Row(
+        observed="no process is heard",
+        cause="rank 0 was not started, or runs alone with a world size of 1, the network carries no multicast",
+    ),
 )
 AGENTS = (
     Row(

@@ -457,6 +457,9 @@ def _another_line(others: Sequence[str]) -> Cause:
 def resembles(job: str, other: str) -> bool:
     """Return whether one job id can be a misspelling of the other."""
     job, other = job.lower(), other.lower()
+    # $USER is root in a container: that is no other person's job.
+    if any(one.startswith("root-") and another.endswith(one[4:]) for one, another in ((job, other), (other, job))):
+        return True
     if sorted(job) == sorted(other):  # two letters changed places
         return True
     match = difflib.SequenceMatcher(None, job, other, autojunk=False)
@@ -690,7 +693,7 @@ def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, 
         f"network (other {others} are heard, so multicast works here)",
         f"look at the output and the {_size(unit)} of {host}; `mingle-discover list` on its host shows what it does.",
     )
-    unknown = silence(f"{unit} 0 was", f"{unit} 0's output", f"{unit} 0's host", facts)
+    unknown = silence(f"{unit} 0 was", f"{unit} 0's output", f"{unit} 0's host", facts, size=_size(unit))
     otherwise = unheard if diagnostics.seekers or diagnostics.other_jobs else unknown
     if twins and identity.rank is not None:
         otherwise = (
@@ -700,7 +703,7 @@ def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, 
     return observation, *(_why_no_host(identity, diagnostics, facts, alone=True) or otherwise)
 
 
-def silence(missing: str, output: str, peers: str, facts: NetworkFacts) -> Cause:
+def silence(missing: str, output: str, peers: str, facts: NetworkFacts, *, size: str = "") -> Cause:
     """Return the cause if no process was heard and nothing is wrong with this machine.
 
     Args:
@@ -708,10 +711,12 @@ def silence(missing: str, output: str, peers: str, facts: NetworkFacts) -> Cause
         output: what to look at first.
         peers: the hosts to name where there is no multicast.
         facts: what was tried.
+        size: what would be 1 if the one who is missing ran alone; empty if it can't.
     """
+    alone = f"or runs alone with a {size} of 1, " if size else ""
     return (
-        f"{missing} not started, {_other_port(facts)}the network carries no multicast (most clouds and Kubernetes "
-        "networks don't), or a firewall or a switch with IGMP snooping drops it",
+        f"{missing} not started, {alone}{_other_port(facts)}the network carries no multicast (most clouds and "
+        "Kubernetes networks don't), or a firewall or a switch with IGMP snooping drops it",
         f"check {output}; run `mingle-discover ping` on both hosts; then allow UDP port {facts.port}, or set "
         f"MINGLE_PEERS=<{peers}>.",
     )

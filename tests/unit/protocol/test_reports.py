@@ -114,6 +114,8 @@ def test_an_incomplete_job_names_the_ranks() -> None:
         ("ada-resnet", "bob-resnet", False),
         ("ada-llama-finetune", "bob-llama-finetune", False),
         ("resnet", "bert", False),
+        ("root-resnet", "ada-resnet", True),
+        ("root-resnet", "ada-bert", False),
     ],
 )
 def test_only_an_id_that_resembles_ours_is_the_cause(job: str, other: str, resembles: bool) -> None:
