@@ -189,8 +189,7 @@ class Diagnostics(Struct):
     def has_failed(self, message: Failed, source: Source) -> None:
         """Note a process that says that it has failed."""
         if message.member not in self.failed and len(self.failed) < REMEMBERED_PER_KIND:
-            rank = "" if message.rank is None else f"{self.unit} {message.rank} on "
-            who = f"{rank}host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
+            who = self._named(message, source)
             self.failed[message.member] = Gone(message.rank, message.hostname, f"{who} has failed: {message.reason}")
             self._forget_seeker(message.member)
 
@@ -220,10 +219,13 @@ class Diagnostics(Struct):
         self._heard(self.seekers, message.member, now)
         if isinstance(message, Seek) and message.unreached is not None and message.unreached in self.sessions:
             host, name = self.sessions[message.unreached]
-            rank = "" if message.rank is None else f"{self.unit} {message.rank} on "
-            caller = f"{rank}host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
-            caller = next((other for member, other in self.sessions.values() if member == message.member), caller)
+            hosts = (other for member, other in self.sessions.values() if member == message.member)
+            caller = next(hosts, self._named(message, source))
             self._note_unreached((message.member, host), caller, name, message.how, now)
+
+    def _named(self, message: Seek | Failed, source: Source) -> str:
+        rank = "" if message.rank is None else f"{self.unit} {message.rank} on "
+        return f"{rank}host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
 
     def concerns(self, identity: Identity, message: Datagram, source: Source, now: float, *, secured: bool) -> bool:
         """Note a datagram of another job or attempt; return whether this one is of the same job and attempt."""
