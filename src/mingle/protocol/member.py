@@ -712,7 +712,7 @@ class Joiner:
             seconds=self.timeout,
             status=self.status,
             connected=self.session is not None,
-            gone=asked_at is not None and self._deadline - asked_at >= HOST_GONE_SECONDS,
+            gone=self.session is None and asked_at is not None and self._deadline - asked_at >= HOST_GONE_SECONDS,
         )
 
     def close(self, reason: str, *, failed: bool = False) -> None:

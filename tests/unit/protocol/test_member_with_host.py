@@ -350,6 +350,16 @@ def test_a_host_that_has_gone_is_the_cause_unless_its_time_was_up_as_well(ended_
     assert "2 of 3 ranks joined, missing ranks: 2 (as last reported by rank 0" in str(alone.joiner.failure)
 
 
+def test_a_host_that_is_still_there_has_not_gone() -> None:
+    alone = Alone(timeout=10.0)
+    alone.joiner.handle(TimerDue(), 0.5)  # it asks before it has heard of the host
+    assert alone.joiner.search.asked_at is not None
+    conn = alone.join()
+    alone.hear(conn, 1.5, frames.Status(joined=2, world_size=3, missing=(2,)))
+    alone.joiner.give_up(NetworkFacts())
+    assert "the missing ranks were not started" in str(alone.joiner.failure)
+
+
 def test_the_status_of_an_earlier_session_explains_nothing() -> None:
     alone = Alone()
     conn = alone.join()
