@@ -44,7 +44,7 @@ HOLDER_SECONDS = 1.0
 """How long to search /proc for processes. All ranks of a machine time out at once, and each does its own search."""
 # A process that uses mingle has both of these libraries in memory.
 _MINGLE_LIBRARIES = ("netifaces", "msgspec")
-_PROC = Path("/proc")
+_PROC, _NET = Path("/proc"), Path("/sys/class/net")
 _DMI, _CLOUD_ID = Path("/sys/class/dmi/id"), Path("/run/cloud-init/cloud-id")
 
 
@@ -265,11 +265,20 @@ def surroundings() -> str:
     hosts = next((each[3] for each in reversed(mounts) if each[4:5] == ["/etc/hosts"]), "")
     if os.environ.get("KUBERNETES_SERVICE_HOST") or _POD_MARK in hosts:
         return "pod"
-    if _CONTAINER_MARK in hosts:
+    if _CONTAINER_MARK in hosts and _is_bridged():
         return "container"
     files = (*(_DMI / name for name in ("sys_vendor", "product_name", "chassis_asset_tag")), _CLOUD_ID)
     shown = [_read(file).strip().replace(_AZURE, "Azure") for file in files]
     return next((each for each in shown if each in _CLOUDS or each == "Azure"), "")
+
+
+def _is_bridged() -> bool:
+    """Return whether each interface but loopback leads into another network namespace, as those of a bridge do.
+
+    A container in the network of its host has that host's cards.
+    """
+    links = [link for link in _NET.glob("*") if link.name != "lo"]
+    return all(_read(link / "iflink") != _read(link / "ifindex") for link in links)
 
 
 def firewall_chains() -> list[Chain]:

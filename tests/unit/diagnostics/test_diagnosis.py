@@ -156,7 +156,6 @@ FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
             ("headless Service", "selector", "`subdomain`", "getent hosts digits"),
         ),
         ({"surroundings": "pod"}, "surroundings", WARN, ("a Kubernetes pod", "MINGLE_PEERS", "headless Service")),
-        ({"surroundings": "container"}, "surroundings", WARN, ("a container", "MINGLE_PEERS")),
         ({"surroundings": "aws"}, "surroundings", WARN, ("a machine of aws", "MINGLE_PEERS")),
         (
             {"silent_servers": ["10.0.0.5"], "look_up_seconds": 10.0},
@@ -194,6 +193,14 @@ def test_a_fault_is_named_and_no_other(
 def test_a_pod_hears_pods_of_its_node_and_that_proves_nothing(changes: dict[str, object], named: bool) -> None:
     findings = examine(replace(HEALTHY, **changes))
     assert ("surroundings" in {finding.name for finding in findings}) is named
+
+
+def test_a_container_is_in_order_by_itself_and_explains_that_no_other_is_heard() -> None:
+    facts = replace(HEALTHY, surroundings="container")
+    assert faults(facts) == []
+    (finding,) = troubles(facts)
+    assert (finding.name, finding.explains_silence) == ("surroundings", True)
+    assert "MINGLE_PEERS" in finding.remedy
 
 
 def test_a_peer_without_an_address_is_no_mistyped_name_where_no_name_server_answers() -> None:

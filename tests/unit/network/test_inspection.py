@@ -95,7 +95,26 @@ def test_a_look_up_that_does_not_end_in_time_is_silent(
         ({"cloud-id": "nocloud\n"}, {}, ""),
         ({"sys_vendor": "Amazon EC2\n"}, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "pod"),
         ({"mountinfo": "7 1 8:1 /var/lib/kubelet/pods/9f/etc-hosts /etc/hosts rw - ext4 /dev/a rw\n"}, {}, "pod"),
-        ({"mountinfo": "7 1 8:1 /docker/containers/9f/hosts /etc/hosts rw - ext4 /dev/a rw\n"}, {}, "container"),
+        (
+            {
+                "mountinfo": "7 1 8:1 /docker/containers/9f/hosts /etc/hosts rw - ext4 /dev/a rw\n",
+                "net/eth0/ifindex": "7\n",
+                "net/eth0/iflink": "8\n",
+            },
+            {},
+            "container",
+        ),
+        (  # in the network of its host
+            {
+                "mountinfo": "7 1 8:1 /docker/containers/9f/hosts /etc/hosts rw - ext4 /dev/a rw\n",
+                "net/eth0/ifindex": "2\n",
+                "net/eth0/iflink": "2\n",
+                "net/veth9/ifindex": "8\n",
+                "net/veth9/iflink": "7\n",
+            },
+            {},
+            "",
+        ),
         (
             {
                 "mountinfo": "7 1 8:1 /docker/containers/9f/hosts /etc/hosts rw - ext4 /dev/a rw\n"
@@ -112,10 +131,12 @@ def test_where_this_machine_runs(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "self").mkdir()
-    for name, text in shown.items():
-        (tmp_path / ("self/mountinfo" if name == "mountinfo" else name)).write_text(text)
-    for attribute, path in (("_PROC", tmp_path), ("_DMI", tmp_path), ("_CLOUD_ID", tmp_path / "cloud-id")):
+    for name, text in {"net/lo/ifindex": "1\n", "net/lo/iflink": "1\n", **shown}.items():
+        file = tmp_path / ("self/mountinfo" if name == "mountinfo" else name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    places = {"_PROC": tmp_path, "_NET": tmp_path / "net", "_DMI": tmp_path, "_CLOUD_ID": tmp_path / "cloud-id"}
+    for attribute, path in places.items():
         monkeypatch.setattr(inspection, attribute, path)
     assert inspection.surroundings() == where
 
