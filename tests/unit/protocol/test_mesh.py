@@ -121,6 +121,8 @@ class Lan:
         for listener in [each for each in self.asked if not each.stopped]:
             self.asked.remove(listener)
             self.prover.runs(listener.answerer._identity.member, self.now)
+        if self.effects:
+            self.settle()
 
     def _tell(self, event: Connected | BytesReceived | Disconnected) -> None:
         if isinstance(event, Disconnected):
