@@ -340,6 +340,12 @@ def _peer(word: str, source: str, given: list[Any]) -> Peer:
 
 
 def _not_a_peer(word: str, source: str) -> ConfigurationError:
+    if word.startswith(("/", "~")):
+        return ConfigurationError.explain(
+            f"{source} holds {word!r}, which is not a peer",
+            cause="the path of a directory without dir: in front",
+            remedy=f"write dir:{word} for a directory that all machines mount",
+        )
     return ConfigurationError.explain(
         f"{source} holds {word!r}, which is not a peer",
         cause="a mistyped address, a URL, a multicast address, or an IPv6 address and port without brackets",

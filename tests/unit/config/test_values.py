@@ -174,6 +174,12 @@ def test_peers_refuses(value: str | list[str]) -> None:
         values.peers(value, "peers")
 
 
+@pytest.mark.parametrize("path", ["/shared/mingle", "~/mingle"])
+def test_a_path_among_the_peers_is_told_how_a_directory_is_written(path: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"(?s)holds '{path}'.*write dir:{path} for a directory"):
+        values.peers(f"node0,{path}", "MINGLE_PEERS")
+
+
 def test_folders_are_mixed_with_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/shared/ann")
     text = "a, dir:/shared/mingle b:2;dir:~/.mingle,dir:/shared/mingle/"
