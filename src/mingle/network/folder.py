@@ -112,7 +112,7 @@ class Report(Struct, frozen=True, kw_only=True):
     seekers: Collection[bytes] = ()
     """The member ids of the other processes that look for a host."""
     alone: bool = False
-    """Whether the listing contains no sign but this process's own."""
+    """Whether this process's own sign is the only one in the listing."""
     problem: FolderProblem | None = None
     """The first operation that failed."""
     unread: Sequence[str] = ()

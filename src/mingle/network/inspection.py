@@ -235,23 +235,12 @@ def name_servers() -> tuple[list[str], float]:
     return servers, float(attempts * sum(shares))
 
 
-_CLOUDS = frozenset(
-    (
-        *(
-            "Amazon EC2",
-            "Google Compute Engine",
-            "Alibaba Cloud",
-            "DigitalOcean",
-            "Hetzner",
-            "Vultr",
-            "Linode",
-            "Akamai",
-        ),
-        *("Scaleway", "OVHcloud", "UpCloud", "Exoscale", "Tencent Cloud", "OracleCloud.com"),
-        *("aws", "gce", "azure", "oracle", "aliyun", "digitalocean", "hetzner", "vultr", "scaleway", "upcloud"),
-        *("exoscale", "akamai", "ibmcloud"),
-    )
+_VENDORS = (
+    "Amazon EC2|Google Compute Engine|Alibaba Cloud|DigitalOcean|Hetzner|Vultr|Linode|Akamai|Scaleway|OVHcloud|UpCloud|"
+    "Exoscale|Tencent Cloud|OracleCloud.com"
 )
+_CLOUD_IDS = "aws|gce|azure|oracle|aliyun|digitalocean|hetzner|vultr|scaleway|upcloud|exoscale|akamai|ibmcloud"
+_CLOUDS = frozenset(f"{_VENDORS}|{_CLOUD_IDS}".split("|"))
 """What machines of clouds have in DMI, or in the file of cloud-init."""
 _AZURE = "7783-7084-3265-9085-8269-3286-77"
 """The asset tag of Azure's machines, whose vendor is that of every Hyper-V."""
