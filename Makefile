@@ -166,10 +166,6 @@ docs: $(DOCS_READY) $(MERMAID_READY) ## make the site of the documents in site/;
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "site/index.html"
 
-.PHONY: man
-man: $(EXAMPLES_READY) ## make the manual pages in docs/man from the commands
-	$(BIN)/python tools/build_man.py
-
 .PHONY: dist
 dist: $(DOCS_READY) $(DEV_READY) ## build the sdist, from it the wheel, and check both: what an index shows, and that no file is missing
 	rm -rf dist build/sdist

@@ -39,7 +39,7 @@ from tests.support.documents import _FENCE, README, ROOT, UPDATE, Block, blocks,
 from tests.support.forked_ranks import Rank, run_ranks
 from tests.support.ports import free_udp_port
 from tests.unit.test_project import MODULES, imports
-from tools import build_man, build_reference
+from tools import build_reference
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
@@ -328,19 +328,6 @@ def test_the_reference_is_that_of_the_docstrings() -> None:
         build_reference.DOCUMENT.write_text(build_reference.page(), encoding="utf-8")
     assert read(build_reference.DOCUMENT) == build_reference.page(), (
         "a docstring has changed: UPDATE_DOCS=1 .venv/bin/python -m pytest -n 0 tests/docs/test_docs.py -k reference"
-    )
-
-
-@pytest.mark.parametrize("name", ["mingle-discover.1", "mingle-check.1", "mingle-run.1"])
-def test_the_manual_pages_are_those_of_the_commands(name: str) -> None:
-    path, text = build_man.FOLDER / name, build_man.pages()[name]
-    if UPDATE:
-        path.write_text(text, encoding="utf-8")
-    assert read(path) == text, "an option or a help text has changed: make man"
-    # Text must not begin a line with a control character: roff would take the line as a macro.
-    macros = {line.split()[0] for line in text.splitlines() if line.startswith((".", "'"))}
-    assert macros == {".TH", ".SH", ".SS", ".B", ".BR", ".PP", ".TP"} - (
-        set() if name == "mingle-discover.1" else {".SS"}
     )
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in shells: 128 and the number of SIGINT."""
 COMMANDS = {
-    "completion": ("mingle.cli.completion:completion", "Print the script that completes this command in a shell."),
     "doctor": ("mingle.cli.checks:doctor", "Check this machine and its network, and suggest fixes."),
     "env": ("mingle.cli.local:env", "Show what a rank started in this environment would read."),
     "find": ("mingle.cli.jobs:find", "Print the address and port of a job's store."),
@@ -131,6 +130,6 @@ class _Main(click.Group):
 def main() -> None:
     """Show the torch.distributed jobs on this network, and why ranks do not find each other.
 
-    Every command but completion takes --json and the network options (-i, -p, --peers, --family, --ttl, --secret-file).
+    All commands take --json and the network options (-i, -p, --peers, --family, --ttl, --secret-file).
     Their defaults come from the MINGLE_* variables that ranks read.
     """

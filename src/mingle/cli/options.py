@@ -109,9 +109,16 @@ def fail() -> NoReturn:
 
 
 def _complete_interface(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from mingle.cli import completion
+    """Return what a shell proposes: this machine's interfaces whose names begin with a text, with their addresses."""
+    from click.shell_completion import CompletionItem
 
-    return completion.interface_names(incomplete)
+    from mingle.network import interfaces
+
+    return [
+        CompletionItem(each.name, help=", ".join(map(str, each.addresses)))
+        for each in interfaces.scan()
+        if each.name.startswith(incomplete)
+    ]
 
 
 _NETWORK_FIELDS = ("interface", "port", "peers", "family", "ttl", "secret_file")

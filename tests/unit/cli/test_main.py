@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 import mingle
@@ -27,7 +28,7 @@ def test_help_comes_by_both_flags(command: list[str], flag: str) -> None:
     assert result.output.startswith(f"Usage: mingle-discover {' '.join(command)}".rstrip())
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "completion"])
+@pytest.mark.parametrize("command", [*COMMANDS])
 def test_every_command_takes_the_shared_options(command: str) -> None:
     shown = CliRunner().invoke(main, [command, "--help"]).output
     for option in (
@@ -42,6 +43,17 @@ def test_every_command_takes_the_shared_options(command: str) -> None:
         assert option in shown
     for option in ("--secret-file", "-v, --verbose", "-h, --help", "--version"):
         assert option in shown
+
+
+def test_a_shell_completes_commands_options_and_interfaces() -> None:
+    completer = ShellComplete(main, {}, "mingle-discover", "_MINGLE_DISCOVER_COMPLETE")
+    for words, incomplete, proposed in [
+        ([], "do", ["doctor"]),
+        (["list"], "--fa", ["--fail-if-empty", "--family"]),
+        (["ping", "-i"], "l", ["lo"]),
+        (["find"], "", []),
+    ]:
+        assert [item.value for item in completer.get_completions(words, incomplete)] == proposed
 
 
 @pytest.mark.parametrize("command", [[], ["find"], ["list"]], ids=["main", "find", "list"])
