@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -48,6 +49,25 @@ def pytest_collection_finish() -> None:
     """Leave what the imports made out of every collection of garbage: torch alone makes them slower than most tests."""
     _freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hangup_for_commands() -> Iterator[None]:
+    with hangup_for_commands():
+        yield
+
+
+@contextlib.contextmanager
+def hangup_for_commands() -> Iterator[None]:
+    """Have the commands that tests start take SIGHUP where `nohup` has this process ignore it, as it still does.
+
+    The process of pytest-xdist that starts the workers keeps it ignored for them.
+    """
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # a handler ends with exec, and an ignored signal stays ignored
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -140,12 +140,19 @@ def test_a_program_is_suspended_and_continued_with_mingle_run(nodes: Nodes) -> N
         os.close(go)
 
 
-def test_a_suspension_during_the_start_reaches_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    popen, stopped = subprocess.Popen, set()
+@pytest.mark.parametrize("forked", [False, True], ids=["before fork", "after exec"])
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGHUP])
+def test_a_signal_during_the_start_reaches_the_program(
+    number: signal.Signals, forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen, told = subprocess.Popen, set()
 
     def interrupted(*words: object, **more: object) -> object:
+        if not forked:
+            signal.raise_signal(number)
         process = popen(*words, **more)  # type: ignore[call-overload]
-        signal.raise_signal(signal.SIGTSTP)
+        if forked:
+            signal.raise_signal(number)
         return process
 
     program = Program()
@@ -153,13 +160,15 @@ def test_a_suspension_during_the_start_reaches_the_program(monkeypatch: pytest.M
     with program.signals(), monkeypatch.context() as patched:
         patched.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
         patched.setattr(subprocess, "Popen", interrupted)
-        patched.setattr(os, "kill", lambda pid, number: stopped.add((pid, number)))
-        patched.setattr(os, "killpg", lambda pid, number: stopped.add((pid, number)))
+        patched.setattr(os, "kill", lambda pid, number: told.add((pid, number)))
+        patched.setattr(os, "killpg", lambda pid, number: told.add((pid, number)))
         program.start(["true"], os.environ)
     assert program.wait() == 0
     assert program._process is not None
     assert [signal.getsignal(number) for number in signal.valid_signals()] == before
-    assert stopped == {(pid, signal.SIGSTOP) for pid in (os.getpid(), program._process.pid)}
+    group = program._process.pid
+    stopped = {(group, signal.SIGSTOP), (os.getpid(), signal.SIGSTOP)}
+    assert told == (stopped if number == signal.SIGTSTP else {(group, signal.SIGHUP)})
 
 
 def test_an_ignored_signal_stays_ignored(nodes: Nodes) -> None:
