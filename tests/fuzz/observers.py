@@ -72,7 +72,6 @@ def _shown(finder: Finder) -> None:
         _check("watch", event="new", job=job)
         assert all(printable(cell).isprintable() for cell in jobs.row(job))
     for session in finder.alive:
-        _check("find", **jobs.record(session, session.control()))
         _check("find", **jobs.record(session))
         _check("find", error=output.error_record(not_formed(JOB, session, 5.0)))
         _check("find", error=output.error_record(several_hosts(JOB, finder.alive)))

@@ -284,7 +284,10 @@ def test_mingle_run_warns_or_refuses(lab: Lab, mesh: str, seed: int) -> None:
     commands = [[*line, f"--node-rank={rank}", "--", "echo", "started {node_rank}"] for rank in range(3)]
     processes = [hosts[0].run(commands[0])]
     # Node 0 hosts before the others start: one of the pair could be elected, and the other could not join it.
-    assert hosts[0].run([sys.executable, "-m", "mingle", "find", "run", "--control", "-t", "30"]).wait(2 * TIMEOUT) == 0
+    watching = hosts[0].run([sys.executable, "-m", "mingle", "watch", "-t", "60"])
+    watching.wait_for_output("+\trun\topen")
+    watching.interrupt()
+    watching.wait(TIMEOUT)
     processes += [host.run(command) for host, command in zip(hosts[1:], commands[1:], strict=True)]
     statuses = [process.wait(2 * TIMEOUT) for process in processes]
     for rank, process in enumerate(processes):

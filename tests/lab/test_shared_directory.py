@@ -127,9 +127,10 @@ def test_check_and_the_commands_of_discover_look_into_a_directory(lab: Lab, tmp_
     listed = longer(ask(hosts[1], "list", "--json"), lambda told: '"proved": true' in told)
     (found,) = json.loads(listed)["jobs"]
     assert (found["job"], found["proved"], found["missing"]) == ("waiting", True, [1])
-    control = hosts[2].run([*discover, "find", "waiting", "--control", "--timeout", "30", *shared])
-    assert control.wait(60) == 0
-    assert control.stdout.startswith(f"{hosts[0].address()}:")
+    assert (found["address"], found["endpoint"]) == (hosts[0].address(), "control")
+    sought = hosts[2].run([*discover, "find", "waiting", "--timeout", "5", *shared])
+    assert sought.wait(60) == 1
+    assert "1 of 2 ranks joined, missing ranks: 1" in sought.stderr
     watched = longer(ask(hosts[2], "watch"), lambda told: told.startswith("+\twaiting\topen\t"))
     assert watched.startswith("+\twaiting\topen\t")
     waiting.kill()

@@ -20,7 +20,6 @@ from mingle.observe.finder import (
     Finder,
     FoundSession,
     Seeking,
-    Target,
     find_job,
     list_jobs,
     make_finder,
@@ -136,33 +135,31 @@ def _records_by_session(finder: Finder) -> dict[_Key, dict[str, Any]]:
 @click.command("find", epilog='Example: eval "$(mingle-discover find $USER-resnet --export)"')
 @click.argument("job")
 @click.option("--export", is_flag=True, help="Print `export MASTER_ADDR=… MASTER_PORT=…`, quoted for a shell's eval.")
-@click.option("--control", is_flag=True, help="Print rank 0's control port, which is open before the store is.")
 @shared_options(timeout=f"Time limit. Default: MINGLE_TIMEOUT, else {FIND_SECONDS:g}.")
-def find(shared: Shared, job: str, export: bool, control: bool) -> None:
+def find(shared: Shared, job: str, export: bool) -> None:
     """Print the address and port of a job's store.
 
     It finds JOB as a rank does, and does not join it. Rank 0 opens its store once every rank has joined; find waits
     for that up to --timeout, else MINGLE_TIMEOUT, else 5 seconds.
     """
-    if export and (shared.json or control):
-        other = "--json" if shared.json else "--control"
-        raise click.UsageError(f"--export and {other} can't be combined: --export prints the store for a shell.")
+    if export and shared.json:
+        raise click.UsageError("--export and --json can't be combined: --export prints the store for a shell.")
     job = settings.check_job_id(job, "JOB")
     network = shared.network(None if os.environ.get("MINGLE_TIMEOUT", "").strip() else FIND_SECONDS)
     try:
-        session, facts = find_job(job, network, control=control)
-        target = session.control() if control else session.target()
+        session, facts = find_job(job, network)
     except MingleError:
         if export:
             output.answer("false")  # `eval ""` succeeds: a script would go on with an address of before
         raise
     _log_facts(shared, facts)
     if shared.json:
-        output.answer_json("find", record(session, target))
+        output.answer_json("find", record(session))
     elif export:
+        target = session.target()
         output.answer(f"export MASTER_ADDR={shlex.quote(target.address)} MASTER_PORT={shlex.quote(str(target.port))}")
     else:
-        output.answer(str(target))
+        output.answer(str(session.target()))
 
 
 def _log_facts(shared: Shared, facts: NetworkFacts) -> None:
@@ -195,10 +192,10 @@ def records(sessions: Iterable[FoundSession], seekers: Iterable[Seeking]) -> lis
     return found
 
 
-def record(session: FoundSession, target: Target | None = None) -> dict[str, Any]:
-    """Return a session's JSON record; its address is the target's, else the one at which the session is reached."""
+def record(session: FoundSession) -> dict[str, Any]:
+    """Return a session's JSON record."""
     running, offer, host = session.running, session.offer, session.host()
-    target = target or (session.target() if session.alive else None)
+    target = session.target() if session.alive else None
     return {
         "job": offer.job,
         "kind": offer.kind,

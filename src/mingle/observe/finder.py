@@ -140,14 +140,10 @@ class FoundSession(KnownSession, eq=False, kw_only=True):
     def target(self) -> Target:
         """Return the store if there is one, else the proved control port. Requires :attr:`alive`."""
         assert self.running is not None
-        if self.running.store_address is None:
-            return self.control()
-        return Target(self._reachable(self.running.store_address), self.running.store_port, "store")
-
-    def control(self) -> Target:
-        """Return the control port at which the host was proved. Requires :attr:`alive`."""
         assert self.path is not None
-        return Target(self._reachable(self.path.host_address), self.probed.port, "control")
+        if self.running.store_address is None:
+            return Target(self._reachable(self.path.host_address), self.probed.port, "control")
+        return Target(self._reachable(self.running.store_address), self.running.store_port, "store")
 
     def _reachable(self, address: str) -> str:
         """Return one of the host's addresses, a link-local one with our own zone."""
@@ -481,14 +477,12 @@ def list_jobs(network: Network) -> tuple[Finder, NetworkFacts]:
         return finder, observer.facts(diagnosed=not finder.sessions and not finder.seekers)
 
 
-def find_job(job: str, network: Network, *, control: bool = False) -> tuple[FoundSession, NetworkFacts]:
+def find_job(job: str, network: Network) -> tuple[FoundSession, NetworkFacts]:
     """Find a job's host as a rank does, let it prove itself, and wait for its store, without joining the job.
 
     Args:
         job: the job id.
         network: the network settings; the search ends after ``discovery_timeout`` seconds.
-        control: whether to return rank 0's control port; else wait for rank 0's store, which opens once every rank has
-            joined.
 
     Raises:
         DiscoveryTimeoutError: there is no host, none that can be reached, or no store yet.
@@ -505,7 +499,7 @@ def find_job(job: str, network: Network, *, control: bool = False) -> tuple[Foun
             if not finder.settled:
                 return False
             alive = finder.alive
-            return len(alive) > 1 or control or alive[0].target().kind != "control"
+            return len(alive) > 1 or alive[0].target().kind != "control"
 
         observer.run(finder, until=now + network.discovery_timeout, done=done)
         alive = finder.alive
@@ -514,7 +508,7 @@ def find_job(job: str, network: Network, *, control: bool = False) -> tuple[Foun
         raise several_hosts(job, alive)
     if not alive:
         raise not_found(job, finder, facts, network.discovery_timeout)
-    if not control and alive[0].target().kind == "control":
+    if alive[0].target().kind == "control":
         raise not_formed(job, alive[0], network.discovery_timeout)
     return alive[0], facts
 
@@ -538,7 +532,7 @@ def not_formed(job: str, session: FoundSession, seconds: float) -> DiscoveryTime
         f"job {job!r} is hosted by {running.host}, but has no store after {seconds:g} s: "
         f"{session.joined} of {running.world_size} ranks joined{missing}.",
         cause="rank 0 opens its store once all ranks have joined; some were not started or do not reach it",
-        remedy="start the missing ranks, or wait longer (--timeout); --control prints rank 0's control port meanwhile.",
+        remedy="start the missing ranks, or wait longer (--timeout).",
     )
 
 

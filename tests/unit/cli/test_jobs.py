@@ -80,8 +80,8 @@ def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> No
             lambda seconds: json.loads(command("list", "--json", "-t", str(seconds), port=port).stdout),
             lambda record: [job["proved"] for job in record["jobs"]] == [True, True, False],
         )
-        found = command("find", "half there\n", "--control", "-t", "60", port=port)
-        verbose = command("find", "half there\n", "--control", "-v", "--json", "-t", "60", port=port)
+        found = command("find", "all there", "-t", "60", port=port)
+        verbose = command("find", "all there", "-v", "--json", "-t", "60", port=port)
     formed, half, headless = rows
     assert (formed[:2], formed[3:5]) == (["all there", "running"], ["127.0.0.1:29500", "2/2"])
     assert half[:3] == ["half there\\n", "open", "node0 pid 100"]
@@ -99,15 +99,11 @@ def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> No
     assert (seeking["host"], seeking["address"], seeking["seeking"][0]["rank"]) == (None, None, 4)
 
     assert found.exit_code == 0
-    assert found.stdout == f"127.0.0.1:{open_job['port']}\n"
+    assert found.stdout == "127.0.0.1:29500\n"
     assert "datagrams sent" in verbose.stderr
     answer = json.loads(verbose.stdout)
     assert set(answer) == FIELDS | {"schema", "command"}
-    assert (answer["address"], answer["port"], answer["endpoint"]) == (
-        "127.0.0.1",
-        open_job["port"],
-        "control",
-    )
+    assert (answer["address"], answer["port"], answer["endpoint"]) == ("127.0.0.1", 29500, "store")
 
 
 def proved(count: int) -> Callable[[list[str]], bool]:
@@ -158,7 +154,6 @@ def test_a_job_that_gathers_has_no_store_to_print(port: int, words: tuple[str, .
         )
     assert result.exit_code == 1
     assert "2 of 3 ranks joined, missing ranks: 1" in result.stderr
-    assert "--control" in result.stderr
     assert ("error" in json.loads(result.stdout)) if words == ("--json",) else (result.stdout == expected)
 
 
@@ -168,11 +163,10 @@ def test_a_shell_that_evaluates_what_was_not_found_gets_a_failure(port: int) -> 
     assert subprocess.run(["sh", "-c", 'eval "$1"', "sh", result.stdout], check=False).returncode == 1
 
 
-@pytest.mark.parametrize("other", ["--control", "--json"])
-def test_only_a_store_in_text_is_something_to_export(port: int, other: str) -> None:
-    result = command("find", "job", "--export", other, port=port)
+def test_an_export_is_no_json(port: int) -> None:
+    result = command("find", "job", "--export", "--json", port=port)
     assert result.exit_code == 2
-    assert f"--export and {other} can't be combined" in result.stderr
+    assert "--export and --json can't be combined" in result.stderr
 
 
 def test_find_waits_as_long_as_the_ranks_do_where_they_are_told(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
@@ -180,7 +174,7 @@ def test_find_waits_as_long_as_the_ranks_do_where_they_are_told(monkeypatch: pyt
     assert "within 0.5 s" in result.stderr
     limits: list[float] = []
 
-    def searched(_job: str, network: Network, *, control: bool) -> NoReturn:
+    def searched(_job: str, network: Network) -> NoReturn:
         limits.append(network.discovery_timeout)
         raise DiscoveryTimeoutError("nothing")
 
@@ -193,13 +187,10 @@ def test_find_waits_as_long_as_the_ranks_do_where_they_are_told(monkeypatch: pyt
 def test_a_job_that_has_formed_is_found_at_its_store(port: int) -> None:
     with formed(job_id="real", port=port) as ranks:
         exported = run_command("find", "real", "--export", "-t", "60", port=port).stdout
-        control = json.loads(run_command("find", "real", "--control", "--json", "-t", "60", port=port).stdout)
         (row,) = shown("list", port=port, enough=proved(1))
     formation = ranks[0].formation
     address, store_port = formation.store_address, formation.store_port
     assert shlex.split(exported) == ["export", f"MASTER_ADDR={address}", f"MASTER_PORT={store_port}"]
-    assert (control["address"], control["endpoint"]) == (address, "control")
-    assert control["port"] != store_port
     cells = row.split("\t")
     assert cells[0] == "real"
     assert cells[1] in {"sealed", "running"}

@@ -44,10 +44,8 @@ def listed(network: Network, enough: Callable[[Finder], object]) -> Finder:
     return longer(lambda seconds: list_jobs(replace(network, discovery_timeout=seconds))[0], enough)
 
 
-def test_a_job_that_gathers_is_waited_for_and_has_a_control_port(network: Network) -> None:
+def test_a_job_that_gathers_is_waited_for_and_listed_with_its_control_port(network: Network) -> None:
     with gathering("half there", network.port, (0, 2), world_size=4):
-        session, _ = find_job("half there", network, control=True)
-        assert session.control().kind == "control"
         assert "2 of 4 ranks joined, missing ranks: 1, 3" in not_there("half there", network, "joined")
         (seen,) = listed(network, lambda finder: any(each.running for each in finder.sessions)).sessions
         assert (seen.offer.job, seen.joined, seen.running and seen.running.missing) == (
@@ -55,6 +53,7 @@ def test_a_job_that_gathers_is_waited_for_and_has_a_control_port(network: Networ
             2,
             (1, 3),
         )
+        assert seen.target().kind == "control"
 
 
 def test_ranks_that_only_seek_are_seen(network: Network) -> None:
