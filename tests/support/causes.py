@@ -80,6 +80,7 @@ ASTRAY = Facts(port=29499, used=["eth1"], used_names=["eth1"], detours=[Detour("
 HEARD_ELSEWHERE = Facts(port=29499, used=["eth0", "eth1"], detours=[Detour("169.254.1.2", "eth1", "eth0", heard=True)])
 SURE = Facts(port=29499, used=["eth0"], used_names=["eth0"], send_errors={"ENETUNREACH": 3}, default_route=False)
 
+NAMES_ITSELF = replace(HEALTHY, peers=["10.0.0.5"], peers_named=True, names_itself=True)
 POD = replace(HEALTHY, surroundings="pod")
 CONTAINER = replace(HEALTHY, surroundings="container")
 CLOUD = replace(HEALTHY, surroundings="Amazon EC2")
@@ -718,8 +719,20 @@ RANKS = (
     ),
     Row(
         observed="no process is heard, and MINGLE_PEERS names this machine alone",
-        network={"peers": ["10.0.0.5: this machine"], "names_itself": True},
+        machine=NAMES_ITSELF,
         cause="MINGLE_PEERS leads to this machine alone",
+    ),
+    Row(
+        observed="other ranks of this machine are heard, and MINGLE_PEERS names this machine alone",
+        machine=NAMES_ITSELF,
+        heard={"seekers": SEEKER},
+        cause="MINGLE_PEERS leads to this machine alone",
+    ),
+    Row(
+        observed="the same, and a multicast of another machine was heard",
+        machine=replace(NAMES_ITSELF, multicast_heard=True),
+        heard={"seekers": SEEKER},
+        cause="rank 0 was not started",
     ),
     Row(
         observed="no process is heard, and MINGLE_INTERFACE names one of two networks",

@@ -119,8 +119,14 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
             overheard=job,
         ) as pinger:
             pinger.run()
+            here = pinger.driver.interfaces.addresses()
             facts = pinger.inspect(
-                os.environ, peers=named, unresolved=unresolved, folders=in_folders, seen_in_folders=seen
+                os.environ,
+                peers=named,
+                names_itself=bool(named) and not (asked or network.folders) and {*named} <= {*here},
+                unresolved=unresolved,
+                folders=in_folders,
+                seen_in_folders=seen,
             )
     except InterfaceError as error:
         facts = inspection.collect_facts(

@@ -128,6 +128,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The IP version that the user has named, if any."""
     peers_named: bool = False
     """Whether hosts or shared folders are named, so that multicast is not needed."""
+    names_itself: bool = False
+    """Whether hosts are named, and all of them are this machine."""
     multicast_heard: bool = False
     """Whether a multicast of another machine was heard."""
     unresolved: Mapping[str, str] = field(default_factory=dict)
@@ -599,6 +601,16 @@ def _peers(facts: Facts) -> Iterator[Finding]:
         else:
             fix = "correct the name, or add it to the name server or /etc/hosts: "
         yield Finding("peers", FAIL, f"{host!r} in MINGLE_PEERS does not resolve: {why}", fix + found)
+    if facts.names_itself:
+        yield Finding(
+            "peers",
+            WARN,
+            "MINGLE_PEERS leads to this machine alone: the other hosts are not named, or the name of a service does "
+            "not lead to them yet",
+            "name all hosts of the job in MINGLE_PEERS, unless all its ranks run on this machine",
+            explains_silence=True,
+            keeps_to_itself=not facts.multicast_heard,
+        )
 
 
 def _folders(facts: Facts) -> Iterator[Finding]:

@@ -106,9 +106,13 @@ class Evidence:
 
         return inspection.collect_facts(self._network.port, environ=environ, **self.observed() | observed)
 
+    def _answers(self) -> dict[str, bool]:
+        own = {str(address.ip) for each in self._interfaces.found for address in each.addresses}
+        return self._udp.peers.answers(own)
+
     def observed(self) -> dict[str, Any]:
         """Return what the sockets have shown, as arguments of `inspection.collect_facts`."""
-        network, transport = self._network, self._udp.transport
+        network, transport, answers = self._network, self._udp.transport, self._answers()
         ipv4 = any(each.of_family("4") for each in self._interfaces.usable) and network.family != "6"
         return {
             "group": (self._udp.group or BROWSE_GROUP).ipv4 if ipv4 else "",
@@ -128,6 +132,7 @@ class Evidence:
             "ttl": network.ttl,
             "family": network.family,
             "peers_named": bool(network.peers or network.folders),
+            "names_itself": bool(answers) and not network.folders and all(each.endswith(HERE) for each in answers),
             "multicast_heard": self._udp.multicast_heard,
             "folders": {folder: (each.what, each.fix) for folder, each in self._folders.problems.items()},
             "empty_folders": self._folders.empty,
@@ -168,8 +173,7 @@ class Evidence:
         groups = [] if network.family == "6" else [group.ipv4]
         if network.family != "4" and any(each.of_family("6") for each in self._interfaces.usable):
             groups.append(group.ipv6(network.ttl))
-        own = {str(address.ip) for each in self._interfaces.found for address in each.addresses}
-        answers = self._udp.peers.answers(own)
+        answers = self._answers()
         failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
         failures += [f"local relay: {self._udp.relay.failure}"] if self._udp.relay.failure else []
         failures += [f"{host} did not resolve: {why}" for host, why in self._udp.peers.failures.items()]
@@ -185,7 +189,6 @@ class Evidence:
             peers=[*answers, *network.folders],
             unanswered=[peer for peer, silent in answers.items() if silent],
             asked_ports=sorted({peer.port or network.port for peer in network.peers} - {DEFAULT_PORT}),
-            names_itself=bool(answers) and not network.folders and all(each.endswith(HERE) for each in answers),
             sent=transport.sent if transport else 0,
             received=transport.received if transport else 0,
             rejected=self._rejections.counts,

@@ -60,8 +60,6 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
     """Those hosts from which nothing came."""
     asked_ports: Sequence[int] = ()
     """The UDP ports at which they are asked, except the default one."""
-    names_itself: bool = False
-    """Whether hosts are named, and all of them are this machine."""
     sent: int = 0
     received: int = 0
     rejected: Counter[str] = field(default_factory=Counter)

@@ -356,12 +356,6 @@ def _kept_to_itself(facts: NetworkFacts) -> Cause | None:
 
 def unanswered(facts: NetworkFacts) -> Cause | None:
     """Return the named hosts from which nothing has come, if there are any."""
-    if facts.names_itself:
-        return (
-            "MINGLE_PEERS leads to this machine alone: the other hosts are not named, or the name of a service does "
-            "not lead to them yet",
-            "name all hosts of the job in MINGLE_PEERS.",
-        )
     if not facts.unanswered:
         return None
     ports = f"or with another MINGLE_PORT than {few(facts.asked_ports)}, " if facts.asked_ports else ""
@@ -807,7 +801,7 @@ def unheard(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
     """Return the cause if named hosts are not heard, or no process is and what was set can differ elsewhere."""
     if not diagnostics.empty:
         return unanswered(facts)
-    named = (each for each in facts.findings if each.name in ("folder", "family") and each.explains_silence)
+    named = (each for each in facts.findings if each.name in ("folder", "family", "peers") and each.explains_silence)
     if (found := next(named, None)) is not None:
         return found.observation, found.fix
     if not facts.named_port:

@@ -124,6 +124,13 @@ def test_a_warning_is_status_0() -> None:
     assert "WARN\tenvironment\tthe environment has MASTER_ADDR=10.9.9.9 already" in result.stdout
 
 
+@pytest.mark.parametrize(("peers", "warns"), [("localhost", True), ("127.0.0.1", True), ("127.0.0.1,192.0.2.7", False)])
+def test_doctor_warns_of_peers_that_are_this_machine_alone(peers: str, warns: bool) -> None:
+    result = doctor(port=free_udp_port(), MINGLE_PEERS=peers)
+    assert result.exit_code == 0
+    assert ("WARN\tpeers\tMINGLE_PEERS leads to this machine alone" in result.stdout) is warns
+
+
 @pytest.mark.parametrize(
     ("job_id", "problem"), [("caf\udce9", "surrogate"), (257 * "x", "257 bytes"), ("", "is empty")]
 )
