@@ -68,7 +68,7 @@ class LocalNetwork(Struct, frozen=True):
 
 
 class ProbedRank(Struct, frozen=True):
-    """A rank, and where its server is reached; empty: the address that the caller has."""
+    """A rank, and where its server is reached."""
 
     rank: _Count
     address: str
@@ -169,6 +169,15 @@ def _framed(connection: socket.socket, seconds: float) -> Connection:
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", *divmod(int(1e6 * seconds), 10**6)))
     return forksafe.register(Connection(connection.detach()))
+
+
+def own_address(connection: Connection) -> str:
+    """Return the address from which this process called; the other end can see that of a proxy instead."""
+    shared = socket.socket(fileno=connection.fileno())
+    try:
+        return str(shared.getsockname()[0]).partition("%")[0]
+    finally:
+        shared.detach()
 
 
 def send(connection: Connection, message: Record) -> None:
@@ -286,33 +295,32 @@ class Server:
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
-                caller, address = self._next_caller()
+                caller = self._next_caller()
             except OSError:  # there is no descriptor, or a caller's network has failed: see accept(2)
                 self._closed.wait(PAUSE_SECONDS)
                 continue
-            there = address[0].removeprefix("::ffff:")
             _enter(self._strangers, forksafe.register(caller), STRANGERS)
             try:
-                start(self._serve, caller, there)
+                start(self._serve, caller)
             except RuntimeError:  # the system allows no more threads
                 self._strangers.pop(caller, None)
                 caller.close()
         self._release_spare()
 
-    def _next_caller(self) -> tuple[socket.socket, Any]:
+    def _next_caller(self) -> socket.socket:
         """Wait for a caller. Without a free descriptor the spare one serves to tell it so.
 
         Raises:
             OSError: no caller was accepted, or it was told that there is no descriptor.
         """
         try:
-            return self._socket.accept()
+            return self._socket.accept()[0]
         except OSError as error:
             if not is_starved(error):
                 raise
         self.starved.set()
         self._release_spare()
-        caller, address = self._socket.accept()
+        caller, _ = self._socket.accept()
         try:
             self._spare = forksafe.register(socket.socket())
         except OSError:
@@ -320,14 +328,14 @@ class Server:
                 _write(caller, json.dumps({"gone": NO_DESCRIPTOR}).encode(), time.monotonic() + PAUSE_SECONDS)
             self._spare = forksafe.register(socket.socket())
             raise
-        return caller, address
+        return caller
 
     def _release_spare(self) -> None:
         if self._spare is not None:
             self._spare.close()
             self._spare = None
 
-    def _serve(self, caller: socket.socket, there: str) -> None:
+    def _serve(self, caller: socket.socket) -> None:
         until = time.monotonic() + CONNECT_SECONDS
         with contextlib.suppress(OSError, EOFError, ValueError), caller:
             try:
@@ -338,8 +346,7 @@ class Server:
                 return
             if question.hello:
                 here = caller.getsockname()[0].removeprefix("::ffff:")
-                hello = msgspec.to_builtins(question.hello)
-                hello |= {"address": hello["address"] or there, "reached": here}
+                hello = msgspec.to_builtins(question.hello) | {"reached": here}
                 self.controls.put((_framed(caller, CONNECT_SECONDS), hello))
                 return
             _enter(self._probers, caller, PROBERS)

@@ -109,7 +109,7 @@ def take_part(
             port, token = json.loads(_within(patience, lambda: store.get(_KEY)))
         except (detached.AbandonedError, RuntimeError):
             raise control.LostError(_how_store_was_lost(job)) from None
-        line = _call_rank_zero(job, server, port, {"token": token, "hello": hello})
+        line = _call_rank_zero(job, server, port, token, hello)
         worker = control.Worker(line, roster, control.SILENCE_SECONDS if job.rank else math.inf, server.starved)
         return worker.run(probes.Probes(job, store, roster), show)
     except control.LostError as error:
@@ -130,8 +130,10 @@ def take_part(
     return report_of(evidence_of(roster, lost), roster, started)
 
 
-def _call_rank_zero(job: Job, server: control.Server, port: int, hello: Record) -> Connection:
+def _call_rank_zero(job: Job, server: control.Server, port: int, token: str, hello: Record) -> Connection:
     """Return this rank's control connection. Without a descriptor for it, tell rank 0 so in place of the own port.
+
+    Under torchrun the job names no address of this rank, and the rank announces the one from which it called.
 
     Raises:
         OSError: rank 0 is not reached, or there is no descriptor.
@@ -139,7 +141,8 @@ def _call_rank_zero(job: Job, server: control.Server, port: int, hello: Record) 
 
     def call() -> Connection:
         line = control.dial(job.master_addr if job.rank else "127.0.0.1", port, segment=control.SEGMENT_BYTES)
-        control.send(line, hello)
+        hello["address"] = hello["address"] or control.own_address(line)
+        control.send(line, {"token": token, "hello": hello})
         return line
 
     try:
@@ -340,7 +343,7 @@ class Conductor:
                 lost[0] = control.NO_DESCRIPTOR
         own = {0: self._hello} if self._hello else {}  # its connection can be missing as well
         self._roster = [hello for _, hello in sorted((own | hellos).items())]
-        # torchrun does not tell ranks their addresses, and rank 0's own machine sees itself by loopback.
+        # torchrun does not tell ranks their addresses, and rank 0 calls itself by loopback.
         zero = self._roster[0]["node"]
         reached = next((hello["reached"] for hello in self._roster if hello["node"] != zero), "")
         for hello in self._roster:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -486,6 +486,33 @@ def job_of(rank: int, store: socket.socket, interface: str = "lo", network: str 
         address=f"{network}.{rank + 1}",
         elapsed=0.0,
     )
+
+
+@contextlib.contextmanager
+def sidecar(port: int) -> Iterator[int]:
+    """Take a connection for this port, and make one from the address of a sidecar."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as stack:
+
+        def carry() -> None:
+            caller = stack.enter_context(listening.accept()[0])
+            inner = stack.enter_context(socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.6", 0)))
+            while data := caller.recv(1 << 16):
+                inner.sendall(data)
+
+        carrying = threading.Thread(target=carry)
+        carrying.start()
+        yield listening.getsockname()[1]
+        carrying.join(60)
+
+
+def test_a_rank_behind_a_sidecar_announces_the_address_from_which_it_called() -> None:
+    """As torchrun's ranks, whose job names no address."""
+    with closing(control.Server(0)) as server, sidecar(server.port) as port, socket.create_server(("", 0)) as store:
+        job = dataclasses.replace(job_of(1, store), address="")
+        with session._call_rank_zero(job, server, port, server.token, {**HELLO, "address": ""}):
+            line, hello = server.controls.get(timeout=60)
+            line.close()
+    assert hello["address"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
