@@ -16,6 +16,9 @@
 ``python -m tests.lan mesh --seeds 10000 [--first 0]``, ``mesh --replay SEED``, with ``--electing`` without ranks,
     with ``--agents`` of agents
     the same for jobs that need a mesh: many schedules, or one of them;
+``python -m tests.lan planted [--family ranks] [--level quick]``
+    look for each planted mistake, in all levels of the suite or up to this one: whether it is still reached, and which
+    schedule finds it;
 ``python -m tests.lan late --ranks 10000 --loss 0.3 --waiting 60``
     all ranks wait so long for rank 0: what that sends, and how soon they know it then;
 ``python -m tests.lan crowd --ranks 1024 --cores 2``, ``crowd --ranks 1024 --loss 0.3``
@@ -37,6 +40,8 @@ from tests.lan.crowd import crowd, nodes
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
 from tests.lan.meshes import AgentMeshSchedule, MeshElectionSchedule, MeshSchedule
+from tests.lan.planted import FAMILIES, LEVELS, MISTAKES, search
+from tests.lan.planting import Level
 from tests.lan.round_schedules import RoundSchedule
 from tests.lan.scale import late_host
 from tests.lan.schedules import Schedule
@@ -145,6 +150,24 @@ def soak(kind: type[AnySchedule], first: int, seeds: int) -> bool:
     return not failed
 
 
+def look_for_planted(family: str | None, level: Level) -> bool:
+    """Look for the planted mistakes, and print which are reached and found; tell whether all are."""
+    chosen = [
+        each for each in MISTAKES if family in (None, each.family) and LEVELS.index(each.level) <= LEVELS.index(level)
+    ]
+    widths = [max(len(getattr(each, column)) for each in chosen) for column in ("name", "family")]
+    reached = found = 0
+    for each in chosen:
+        result = search(each)
+        reached += all(result.reached.values())
+        found += result.found_by is not None
+        times = ", ".join(f"{seam} {times}" for seam, times in result.reached.items())
+        seed = f"found by seed {result.found_by}" if result.found_by is not None else f"NOT FOUND by {result.looked}"
+        print(f"{each.name:{widths[0]}}  {each.family:{widths[1]}}  {seed}; reached: {times}", flush=True)
+    print(f"planted {len(chosen)}, reached {reached}, found {found}")
+    return len(chosen) == reached == found
+
+
 def main() -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.lan")
@@ -171,6 +194,9 @@ def main() -> int:
     on_nodes.add_argument("--ranks-on-each", type=int, default=8)
     on_nodes.add_argument("--loss", type=float, default=0.3)
     on_nodes.add_argument("--seed", type=int, default=1)
+    planting = commands.add_parser("planted")
+    planting.add_argument("--family", choices=FAMILIES, help="of the schedules that look for them")
+    planting.add_argument("--level", choices=LEVELS, default="soak")
     replaying = commands.add_parser("replay")
     replaying.add_argument("seed", type=int)
     soaking = commands.add_parser("soak")
@@ -208,7 +234,9 @@ def main() -> int:
     if arguments.command == "nodes":
         start_on_nodes(arguments.nodes, arguments.ranks_on_each, arguments.loss, arguments.seed)
         return 0
-    if arguments.command == "replay":
+    if arguments.command == "planted":
+        held = look_for_planted(arguments.family, arguments.level)
+    elif arguments.command == "replay":
         held = replay(Schedule, arguments.seed, arguments.events_of)
     elif arguments.command == "soak":
         held = soak(Schedule, arguments.first, arguments.seeds)

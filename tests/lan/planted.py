@@ -1,46 +1,517 @@
-"""Mistakes to plant in a registrar: what random schedules, some of them with strangers, have to find in it."""
+"""The registry of planted mistakes: each breaks one rule of the product at a named seam, and schedules must find it.
+
+`tests/README.md` says how to plant one. ``python -m tests.lan planted`` looks for all of them, and prints a table.
+"""
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+from weakref import WeakKeyDictionary
+
 from msgspec import structs
 
-from mingle.protocol.phases import Confirming, Open
+from mingle.elastic import leases
+from mingle.elastic.agent import Agent
+from mingle.elastic.host import ElasticHost
+from mingle.elastic.leases import LEASE_SECONDS, Binding, Hold, Leases
+from mingle.elastic.member import AgentMember
+from mingle.elastic.quorum import Nodes, Policy, Quorum
+from mingle.protocol.effects import Hangup
+from mingle.protocol.election import Attendance, Elector
+from mingle.protocol.events import Event, Heard, TimerDue
+from mingle.protocol.host import Host
+from mingle.protocol.latecomers import Latecomers
+from mingle.protocol.member import Joiner
+from mingle.protocol.mesh import Prover
+from mingle.protocol.mesh_proof import Proof
+from mingle.protocol.network_choice import NetworkChoice
+from mingle.protocol.pacing import Seeker
+from mingle.protocol.phases import Confirming, Open, State
 from mingle.protocol.registrar import Registrar
+from mingle.protocol.seats import Seated
+from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
+from mingle.wire.datagrams import Offer, Seek
+from tests.lan.agents import AgentProcess
+from tests.lan.impostors import a_job_with_impostors, agents_with_impostors
+from tests.lan.planting import Act, Level, Mistake, Rule, Run, Search, always, look_for, nothing
+from tests.lan.seeds import KINDS
+
+FAMILIES: dict[str, Run] = {
+    **{name: (lambda seed, kind=kind: kind(seed).run()) for name, kind in KINDS.items()},
+    "impostors": functools.partial(a_job_with_impostors, given=True),
+    "impostors of agents": agents_with_impostors,
+}
+"""The families of schedules, by name."""
 
 
-class SealsWithoutConfirm(Registrar):
-    """Asks everybody whether they are still there, and does not wait for the answers."""
-
-    def _advance(self, now: float) -> None:
-        super()._advance(now)
-        if isinstance(self.state, Confirming) and not self.held:
-            self.state.awaited.clear()
-            super()._advance(now)
+LEVELS: tuple[Level, ...] = ("quick", "all", "soak")
+"""The levels of the suite; each has the mistakes of those before it, too."""
 
 
-class ReusesVoidedEpochs(Registrar):
-    """Counts an epoch only when it has come to its end."""
-
-    voided = False
-
-    def _void(self, event: str, reason: str, now: float) -> None:
-        self.voided = not isinstance(self.state, Open)
-        super()._void(event, reason, now)
-
-    def _advance(self, now: float) -> None:
-        complete = len(self.seats) == self.seats.size
-        if self.voided and isinstance(self.state, Open) and complete and not self.held:
-            self.voided = False
-            self.state.epoch -= 1
-        super()._advance(now)
+def search(mistake: Mistake, *, from_zero: bool = False) -> Search:
+    """Look for a mistake of the registry; ``from_zero``: also among the seeds before its first."""
+    seeds = range(0 if from_zero else mistake.first, mistake.first + mistake.seeds)
+    return look_for(mistake.name, mistake.seams, FAMILIES[mistake.family], seeds, mistake.finding)
 
 
-class TrustsMemberIds(Registrar):
-    """Gives a seat to whoever knows the member id of its holder."""
+# --- the commit -------------------------------------------------------------------------------------------------------
 
-    def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
-        known = self.seats.find(member)
-        if known is not None:
-            applicant = structs.replace(applicant, token=known.token)
-        super().join(conn, member, applicant, now)
+LATE = "no GO 40 s after the end of the chaos|without GO 40 s after"
+USED_AGAIN = "was voided and is used again|an epoch number went back"
+
+
+def without_waiting(right: bool, registrar: Registrar, state: State) -> bool:
+    return right or (isinstance(state, Confirming) and not registrar.held)
+
+
+def that_of_the_voided_epoch(right: int, registrar: Registrar) -> int:
+    return max(registrar.state.epoch, 1) if isinstance(registrar.state, Open) else right
+
+
+SEAL_WITHOUT_CONFIRMED = (Rule(Registrar, "may_seal", without_waiting),)
+REUSE_VOIDED_EPOCHS = (Rule(Registrar, "next_epoch", that_of_the_voided_epoch),)
+TRUST_MEMBER_IDS = (Rule(Seated, "belongs_to", always(True)),)
+
+COMMIT = [
+    Mistake("seal_without_confirmed", "ranks", SEAL_WITHOUT_CONFIRMED, "has sealed without a word of|GO, but", 66),
+    Mistake("reuse_voided_epochs", "ranks", REUSE_VOIDED_EPOCHS, USED_AGAIN, 66),
+    Mistake(
+        "never_ask_by_other_means_than_multicast",
+        "ranks",
+        (Rule(Seeker, "is_late", always(False)),),
+        "not formed 40 s after the end of the chaos",
+        66,
+    ),
+    Mistake("give_a_seat_to_who_knows_its_member_id", "impostors", TRUST_MEMBER_IDS, "", 8),
+    Mistake("give_the_seat_of_an_agent_to_who_knows_its_member_id", "impostors of agents", TRUST_MEMBER_IDS, "", 8),
+]
+
+# --- the election -----------------------------------------------------------------------------------------------------
+
+
+def would_lose(elector: Elector, offer: Offer, *_: object, **__: object) -> bool:
+    return elector._competing() is not None and elector._candidacy.loses_to(offer)
+
+
+def is_unreachable(elector: Elector, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
+    return isinstance(frame, frames.Unreachable)
+
+
+def close_at_once(
+    _: object, elector: Elector, offer: Offer, now: float, *, interface: str = "", sender: str = ""
+) -> None:
+    elector._end_host("it closes for another host", offer)
+    elector.joiner.look_again(offer, interface, now)
+
+
+def close_and_go_on(genuine: Any, elector: Elector, session: KnownSession, now: float) -> None:
+    host = elector.host
+    assert host is not None
+    state = host.state
+    genuine(elector, session, now)
+    host.state, elector.host = state, host
+
+
+def was_asked_to_lead(elector: Elector, session: KnownSession, now: float) -> bool:
+    host = elector.host
+    asked = host is not None and session.offer.host in host.registrar.asked_to_lead
+    return asked and elector.joiner.session is None
+
+
+def join_first(_: object, elector: Elector, session: KnownSession, now: float) -> None:
+    elector.joiner.look_again(session.offer, session.paths[0].interface, now)
+
+
+def computed_anew(right: frames.Join, _: Joiner, __: KnownSession, now: float) -> frames.Join:
+    return structs.replace(right, order=right.order and bytes((1, int(now) % 7)))
+
+
+def once_all_are_counted(right: float, elector: Elector, _: float, now: float) -> float:
+    return right if elector._attendance.complete(now) else right + 1.0
+
+
+def at_once_if_all_are_there(right: float, elector: Elector, _: float, now: float) -> float:
+    return now if elector._attendance.complete(now) else right
+
+
+_HEARD: WeakKeyDictionary[Elector, set[bytes]] = WeakKeyDictionary()
+
+
+def is_first_question(elector: Elector, event: Heard, now: float) -> bool:
+    message, heard = event.message, _HEARD.setdefault(elector, set())
+    if not isinstance(message, Seek) or message.member in heard or message.member == elector.identity.member:
+        return False
+    heard.add(message.member)
+    return elector._patient_until is not None
+
+
+def begin_anew(genuine: Any, elector: Elector, event: Heard, now: float) -> None:
+    genuine(elector, event, now)
+    elector._look_from(now)
+
+
+HOSTS_AND_JOINS = "hosts a session and has asked another host"
+WAITS = "has looked for a host for .* and not become one"
+
+ELECTION = [
+    Mistake(
+        "seal_without_confirmed_where_ranks_are_assigned",
+        "election",
+        SEAL_WITHOUT_CONFIRMED,
+        f"has sealed without a word of|{LATE}",
+        50,
+        level="all",  # the schedules with ranks look for it on every level, and sooner
+    ),
+    Mistake("reuse_voided_epochs_where_ranks_are_assigned", "election", REUSE_VOIDED_EPOCHS, USED_AGAIN, 41, first=9),
+    Mistake(
+        "close_for_a_lower_id_that_has_proved_nothing",
+        "election",
+        (Act(Elector, "_call", close_at_once, when=would_lose),),
+        "which has proved nothing",
+        50,
+    ),
+    Mistake("go_on_after_closed", "election", (Act(Elector, "_close_for", close_and_go_on),), HOSTS_AND_JOINS, 50),
+    Mistake(
+        "join_the_first_in_order_before_closing_for_it",
+        "election",
+        (Act(Elector, "_close_for", join_first, when=was_asked_to_lead),),
+        HOSTS_AND_JOINS,
+        50,
+    ),
+    Mistake(
+        "compute_the_order_anew_for_each_join",
+        "election",
+        (Rule(Joiner, "_application", computed_anew),),
+        "has another order than at its start",
+        50,
+    ),
+    Mistake(
+        "win_although_the_other_host_says_unreachable",
+        "election",
+        (Act(Elector, "on_frame", nothing, when=is_unreachable),),
+        LATE,
+        39,
+        first=11,
+    ),
+    Mistake(
+        "do_not_say_that_the_winner_is_unreachable",
+        "election",
+        (Act(Host, "answer_host", nothing),),
+        LATE,
+        39,
+        first=11,
+    ),
+    Mistake("wait_until_all_are_counted", "election", (Rule(Elector, "elects_at", once_all_are_counted),), WAITS, 50),
+    Mistake(
+        "be_patient_anew_for_each_question",
+        "election",
+        (Act(Elector, "_heard", begin_anew, when=is_first_question),),
+        WAITS,
+        50,
+    ),
+    Mistake(
+        "become_the_host_with_the_first_question",
+        "election",
+        (Rule(Elector, "elects_at", at_once_if_all_are_there),),
+        "hosts 0.* s after its question",
+        50,
+    ),
+    Mistake(
+        "end_the_patience_although_a_lower_id_is_there",
+        "election",
+        (Rule(Attendance, "comes_first", always(True)),),
+        "hosts early without the lowest id",
+        50,
+    ),
+    Mistake(
+        "end_the_patience_although_a_host_has_answered",
+        "election",
+        (Rule(Attendance, "has_host", always(False)),),
+        "hosts early, .* after an OFFER",
+        33,
+        first=17,
+    ),
+]
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def silent_members(host: ElasticHost, now: float) -> list[int]:
+    """Return the connections of the members that have not answered for 4 s, and still count."""
+    answered = {conn: host.quorum.leases.until(member) - LEASE_SECONDS for member, conn in host._members()}
+    return [conn for conn, at in answered.items() if now - at > 4.0 and conn in host._callers]
+
+
+def hang_up_on_them(genuine: Any, host: ElasticHost, now: float) -> None:
+    for conn in silent_members(host, now):
+        host._callers.forget(conn)
+        host._effects.append(Hangup(conn))
+    genuine(host, now)
+
+
+def by_state(right: Hold, agent: Agent) -> Hold:
+    return Hold() if agent.outcome is None else Hold(float("inf"), right.proved_at)
+
+
+BELIEVE_BY_STATE = Rule(Agent, "hold", by_state)
+"""Take a session for held until something has ended it, whatever the clock says."""
+
+_LACKING: WeakKeyDictionary[ElasticHost, float] = WeakKeyDictionary()
+
+
+def lacks_its_quorum(host: ElasticHost, now: float) -> bool:
+    lacks = host.running and now >= host.quorum.kept_until()
+    if not lacks:
+        _LACKING.pop(host, None)
+    return lacks
+
+
+def wait_three_seconds(genuine: Any, host: ElasticHost, now: float) -> None:
+    if now >= _LACKING.setdefault(host, now) + 3.0:
+        genuine(host, now)
+
+
+_CHECK = Agent.check
+
+
+def check_and_handle(genuine: Any, agent: Agent, event: Event, now: float) -> None:
+    _CHECK(agent, now)
+    genuine(agent, event, now)
+
+
+def for_three_seconds_less(genuine: Any, binding: Binding, session: bytes, now: float) -> None:
+    genuine(binding, session, now - 3.0)
+
+
+def half(_: int, nodes: Nodes) -> int:
+    return max(nodes.minimum, nodes.maximum // 2)
+
+
+def as_without_that_mistake(_: int, nodes: Nodes) -> int:
+    return nodes.maximum - max(nodes.minimum, nodes.maximum // 2 + 1) + 1
+
+
+def whoever_has_a_seat(right: float, *_: object) -> float:
+    return float("inf") if right > float("-inf") else right
+
+
+def is_small_and_experienced(quorum: Quorum) -> bool:
+    return quorum.small and quorum._experienced
+
+
+def believe_in_a_quorum(genuine: Any, quorum: Quorum) -> None:
+    genuine(quorum)
+    quorum.had_quorum = True
+
+
+HOLD = "two hosts hold"
+
+AGENTS = [
+    Mistake(
+        "never_step_down_for_another_session",
+        "agents",
+        (Rule(ElasticHost, "yields_to", always(False)),),
+        "not together",
+        831,
+        first=274,
+        level="all",
+    ),
+    Mistake(
+        "allow_a_grace_after_the_quorum_is_lost",
+        "agents",
+        (Act(ElasticHost, "check", wait_three_seconds, when=lacks_its_quorum), BELIEVE_BY_STATE),
+        HOLD,
+        225,
+        first=17,
+    ),
+    Mistake(
+        "found_with_half",
+        "agents",
+        (Rule(Nodes, "founders", half), Rule(Nodes, "keepers", as_without_that_mistake)),
+        HOLD,
+        168,
+        first=52,
+    ),
+    Mistake(
+        "keep_with_one_less",
+        "agents",
+        (Rule(Policy, "to_keep", lambda right, *_, **__: right - 1),),
+        HOLD,
+        225,
+        first=76,
+    ),
+    Mistake(
+        "count_everybody_who_has_a_seat",
+        "agents",
+        (Rule(Leases, "until", whoever_has_a_seat),),
+        HOLD,
+        903,
+        first=299,
+        level="all",
+    ),
+    Mistake(
+        "let_the_experienced_start_small",
+        "agents",
+        # Their session promises nothing then, so it is taken for what its founders believe it to be.
+        (
+            Rule(Policy, "may_start_small", always(True)),
+            Act(Quorum, "formed", believe_in_a_quorum, when=is_small_and_experienced),
+        ),
+        HOLD,
+        366,
+        first=163,
+        level="all",
+    ),
+    Mistake(
+        "date_the_binding_before_the_processing",
+        "agents",
+        (Act(Binding, "renew", for_three_seconds_less),),
+        HOLD,
+        1371,
+        level="soak",
+    ),
+    Mistake(
+        "look_at_the_clock_after_the_sockets",
+        "agents",
+        (
+            Act(Agent, "check", nothing),
+            Act(Agent, "handle", check_and_handle, when=lambda _, event, __: isinstance(event, TimerDue)),
+            BELIEVE_BY_STATE,
+        ),
+        HOLD,
+        2403,
+        level="soak",
+    ),
+    Mistake(
+        "measure_leases_by_a_clock_that_sleeps",
+        "agents",
+        (
+            Rule(AgentProcess, "now", lambda right, process: right - process.asleep),
+            Rule(AgentProcess, "when", lambda _, process, due: (due + process.asleep) / process.rate),
+        ),
+        HOLD,
+        1203,
+        level="soak",
+    ),
+    Mistake(
+        "confirm_while_bound",
+        "agents",
+        (Rule(Binding, "elsewhere", always(False)),),
+        HOLD,
+        3660,
+        level="soak",
+    ),
+    Mistake(
+        "take_a_reset_for_an_orderly_end",
+        "agents",
+        (Rule(AgentMember, "is_freed_by", always(True)),),
+        HOLD,
+        3660,
+        level="soak",
+    ),
+    Mistake(
+        "hang_up_orderly_on_a_member_that_counts",
+        "agents",
+        (Act(ElasticHost, "_keep_in_touch", hang_up_on_them, when=silent_members),),
+        HOLD,
+        1704,
+        level="soak",
+    ),
+]
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def without_a_question(right: Hold, agent: Agent) -> Hold:
+    return Hold(right.until, float("inf")) if isinstance(agent.part, AgentMember) else right
+
+
+TOO_LATE = "gets a round although a later session has had one"
+
+ROUNDS = [
+    Mistake(
+        "trust_the_lease_alone",
+        "rounds",
+        (Rule(Hold, "allows", lambda _, hold, made, now: now < hold.until),),
+        TOO_LATE,
+        12,
+    ),
+    Mistake(
+        "take_answers_of_any_age",
+        "rounds",
+        (Rule(Hold, "allows", lambda _, hold, made, now: made <= hold.proved_at and now < hold.until),),
+        TOO_LATE,
+        132,
+        level="all",
+    ),
+    Mistake(
+        "take_answers_of_the_last_five_seconds",
+        "rounds",
+        (Rule(leases, "is_fresh", lambda _, at, now: now < at + 5.0),),
+        TOO_LATE,
+        126,
+        first=120,
+        level="all",
+    ),
+    Mistake(
+        "admit_latecomers_without_answers",
+        "rounds",
+        (Rule(Quorum, "admits", always(True)),),
+        TOO_LATE,
+        171,
+        level="all",
+    ),
+    Mistake(
+        "return_rounds_to_members_without_a_question",
+        "rounds",
+        (Rule(Agent, "hold", without_a_question),),
+        TOO_LATE,
+        78,
+    ),
+    Mistake("let_the_young_found", "rounds", (Rule(Quorum, "is_grown", always(True)),), TOO_LATE, 366, level="all"),
+]
+
+# --- the mesh ---------------------------------------------------------------------------------------------------------
+
+
+def has_failures(_: object, proof: Proof | None, now: float) -> bool:
+    return proof is not None and bool(proof.failures)
+
+
+def overlook_them(genuine: Any, choice: NetworkChoice, proof: Proof, now: float) -> Any:
+    return genuine(choice, structs.replace(proof, failures={}), now)
+
+
+MET = "have not met"
+
+MESH = [
+    Mistake(
+        "count_a_target_as_reached_that_was_never_dialed",
+        "mesh",
+        (Rule(Prover, "was_reached", always(True)),),
+        "have not met in both directions",
+        40,
+    ),
+    Mistake(
+        "found_with_a_broken_mesh",
+        "mesh of agents",
+        (Act(NetworkChoice, "choose", overlook_them, when=has_failures),),
+        MET,
+        60,
+        first=18,
+    ),
+    Mistake(
+        "seat_a_latecomer_whatever_it_could_not_reach",
+        "mesh of agents",
+        (Act(Latecomers, "_leaves_out", always(False)), Rule(Latecomers, "_lacks_members", always(False))),
+        MET,
+        60,
+        first=60,
+        level="all",
+    ),
+]
+
+MISTAKES = [*COMMIT, *ELECTION, *AGENTS, *ROUNDS, *MESH]
+"""All of them."""

@@ -1,8 +1,7 @@
-"""Schedules by their seeds: which command runs one again, which of many do not hold, which find a planted mistake."""
+"""Schedules by their seeds: which command runs one again, and which of many do not hold."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -13,6 +12,16 @@ from tests.lan.round_schedules import RoundSchedule
 from tests.lan.schedules import Schedule
 
 AnySchedule: TypeAlias = Schedule | AgentSchedule | RoundSchedule
+
+KINDS: dict[str, type[AnySchedule]] = {
+    "ranks": Schedule,
+    "election": ElectionSchedule,
+    "mesh": MeshSchedule,
+    "mesh of elections": MeshElectionSchedule,
+    "agents": AgentSchedule,
+    "mesh of agents": AgentMeshSchedule,
+    "rounds": RoundSchedule,
+}
 
 REPLAY: dict[type[AnySchedule], str] = {
     Schedule: "replay",
@@ -34,14 +43,3 @@ def failures(kind: type[AnySchedule], seeds: Iterable[int]) -> Iterator[str]:
         except Exception as problem:
             what = str(problem).partition("\n")[0]
             yield f"python -m tests.lan {REPLAY[kind]} {seed}: {type(problem).__name__}: {what}"
-
-
-def search(kind: type[AnySchedule], seeds: Iterable[int], finding: str) -> None:
-    """Run schedules until one finds what is looked for, which it raises."""
-    for seed in seeds:
-        try:
-            kind(seed).run()
-        except AssertionError as problem:
-            if re.search(finding, str(problem)):
-                print(f"found by schedule {seed}")
-                raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
 from tests.lan.agents import STARTED_AT, AgentGathering, AgentProcess
 from tests.lan.network import Barrier
+from tests.lan.planting import Act, Rule, Seam, always, expect_found
 from tests.support.levels import repeated
 
 SEEDS = repeated(3, soak=3)
@@ -327,19 +329,21 @@ def test_an_answer_that_comes_late_renews_no_lease(seed: int) -> None:
     an_answer_that_comes_late(seed)
 
 
+def renew_from_now(genuine: Any, host: ElasticHost, conn: int, caller: Any, said: frames.AnyFrame, now: float) -> None:
+    genuine(host, conn, caller, said, now)
+    until = host.quorum.leases._until
+    if caller.hello.member in until:
+        until[caller.hello.member] = now + LEASE_SECONDS
+
+
 @pytest.mark.parametrize("kind", [frames.Pong, object], ids=["an answer", "any frame"])
-def test_a_lease_that_counts_from_the_reception_is_found(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
-    genuine = ElasticHost._frame
+def test_a_lease_that_counts_from_the_reception_is_found(kind: type) -> None:
+    def is_of_this_kind(_: ElasticHost, conn: int, caller: Any, said: frames.AnyFrame, now: float) -> bool:
+        return isinstance(said, kind)
 
-    def frame(host: ElasticHost, conn: int, caller: Any, said: frames.AnyFrame, now: float) -> None:
-        genuine(host, conn, caller, said, now)
-        until = host.quorum.leases._until
-        if isinstance(said, kind) and caller.hello.member in until:
-            until[caller.hello.member] = now + LEASE_SECONDS
-
-    monkeypatch.setattr(ElasticHost, "_frame", frame)
-    with pytest.raises(AssertionError, match="two hosts hold"):
-        an_answer_that_comes_late(0)
+    seam = Act(ElasticHost, "_frame", renew_from_now, when=is_of_this_kind)
+    run = functools.partial(an_answer_that_comes_late, 0)
+    expect_found("count_a_lease_from_the_reception", seam, run=run, finding="two hosts hold")
 
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["stopped", "suspended"])
@@ -585,10 +589,9 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_founds_nothing_before(seed: 
     assert not spare.agent.memory.surplus
 
 
-def test_a_spare_that_counted_for_the_founding_would_split_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Quorum, "_candidates", lambda quorum: list(quorum.seats))
-    with pytest.raises(AssertionError):
-        a_spare_on_the_other_side(0)
+def test_a_spare_that_counted_for_the_founding_would_split_the_job() -> None:
+    run = functools.partial(a_spare_on_the_other_side, 0)
+    expect_found("found_with_a_spare", Rule(Quorum, "may_found", always(True)), run=run)
 
 
 @pytest.mark.parametrize("end", ["host first", "members at once", "members 0.3 s before", "members 2 s before"])
@@ -951,21 +954,14 @@ def test_an_agent_that_is_started_again_gets_the_node_rank_of_the_one_that_is_go
         assert f"refused by {new.identity.who}: node rank taken" in str(old.agent.failure)
 
 
-def let_latecomers_pass(patch: pytest.MonkeyPatch) -> None:
-    genuine = Seats.same_place
-
-    def same_place(seats: Seats, applicant: frames.Join) -> Seated | None:
-        holder = genuine(seats, applicant)
-        return None if holder is not None and holder.member in seats.latecomers else holder
-
-    patch.setattr(Seats, "same_place", same_place)
+def unless_it_came_late(right: Seated | None, seats: Seats, _: frames.Join) -> Seated | None:
+    return None if right is not None and right.member in seats.latecomers else right
 
 
-def refuse_without_a_question(patch: pytest.MonkeyPatch) -> None:
-    def challenge(registrar: Registrar, holder: Seated, conn: int, _: bytes, applicant: frames.Join, __: float) -> None:
-        registrar._refuse(conn, applicant, rank_taken(holder))
-
-    patch.setattr(Registrar, "_challenge", challenge)
+def refuse_at_once(
+    _: Any, registrar: Registrar, holder: Seated, conn: int, member: bytes, applicant: frames.Join, now: float
+) -> None:
+    registrar._refuse(conn, applicant, rank_taken(holder))
 
 
 def come_late(seed: int) -> None:
@@ -977,15 +973,13 @@ def come_again(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "scenario", "seed"), [(let_latecomers_pass, come_late, 0), (refuse_without_a_question, come_again, 0)]
+    ("seam", "scenario"),
+    [
+        (Rule(Seats, "same_place", unless_it_came_late), come_late),
+        (Act(Registrar, "_challenge", refuse_at_once), come_again),
+    ],
+    ids=["latecomers pass", "refused without a question"],
 )
-def test_a_mistake_about_node_ranks_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-    plant: Callable[[pytest.MonkeyPatch], None],
-    scenario: Callable[[int], None],
-    seed: int,
-) -> None:
-    scenario(seed)
-    plant(monkeypatch)
-    with pytest.raises(AssertionError):
-        scenario(seed)
+def test_a_mistake_about_node_ranks_is_found(seam: Seam, scenario: Callable[[int], None]) -> None:
+    scenario(0)
+    expect_found("mistake_about_node_ranks", seam, run=functools.partial(scenario, 0))

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
-from msgspec import structs
 
 from mingle.elastic.leases import LEASE_SECONDS
 from mingle.errors import ConnectivityError
 from mingle.protocol.election import Elector
-from mingle.protocol.latecomers import Latecomers
 from mingle.protocol.member import LEFT_OUT_SECONDS
-from mingle.protocol.mesh_proof import Proof
-from mingle.protocol.network_choice import Choice, NetworkChoice
 from mingle.protocol.participant import TryingPaths
 from tests.lan.agents import TIMEOUT_SECONDS, AgentGathering, AgentProcess
 from tests.lan.meshes import AgentMeshInvariants, AgentMeshSchedule
 from tests.lan.network import Barrier
 from tests.lan.process import Process
-from tests.lan.seeds import failures, search
+from tests.lan.seeds import failures
 from tests.lan.strikes import mark
 from tests.support.levels import batches, repeated
 
@@ -329,33 +325,3 @@ def test_a_node_that_stays_left_out_is_no_flood_of_messages(seed: int) -> None:
 @pytest.mark.parametrize("seeds", batches(4, 40, soak=2_000, size=12))
 def test_random_schedules(seeds: range) -> None:
     assert list(failures(AgentMeshSchedule, seeds)) == []
-
-
-def trust_latecomers(patch: pytest.MonkeyPatch) -> None:
-    """Seat a latecomer whatever it could not reach."""
-    patch.setattr(Latecomers, "_leaves_out", lambda *_: False)
-    patch.setattr(Latecomers, "_lacks_members", lambda *_: False)
-
-
-def found_with_a_broken_mesh(patch: pytest.MonkeyPatch) -> None:
-    genuine = NetworkChoice.choose
-
-    def choose(choice: NetworkChoice, proof: Proof | None, now: float) -> Choice:
-        return genuine(choice, proof if proof is None else structs.replace(proof, failures={}), now)
-
-    patch.setattr(NetworkChoice, "choose", choose)
-
-
-@pytest.mark.parametrize(
-    ("plant", "first"),
-    [
-        pytest.param(trust_latecomers, 60, marks=pytest.mark.slow),
-        (found_with_a_broken_mesh, 18),
-    ],
-)
-def test_a_planted_mistake_is_found(
-    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], first: int
-) -> None:
-    plant(monkeypatch)
-    with pytest.raises(AssertionError, match="have not met"):
-        search(AgentMeshSchedule, range(first, first + 60), "have not met")

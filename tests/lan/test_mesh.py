@@ -5,25 +5,28 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from mingle.errors import ConnectivityError
 from mingle.protocol import mesh
 from mingle.protocol.handshake import HandshakeFailed, MemberConversation
 from mingle.protocol.mesh import Prover
 from mingle.protocol.phases import Confirming
+from mingle.protocol.registrar import Registrar
+from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
-from mingle.wire.frames import AnyFrame
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.meshes import MeshElectionSchedule, MeshInvariants, MeshSchedule
 from tests.lan.network import Barrier
+from tests.lan.planting import Act, Rule, Seam, always, expect_found
 from tests.lan.process import Mute
-from tests.lan.seeds import failures, search
+from tests.lan.seeds import failures
 from tests.support.levels import batches
 
 RAISED_SECONDS = 12.0
-SEARCHED = 40
 
 
 class Meshed(Gathering):
@@ -239,24 +242,6 @@ def test_port_without_its_listener_is_named(fault: str) -> None:
     assert words in gathering.raised()
 
 
-def dead_listener_counts(prover: Prover, pursuit: mesh._Pursuit) -> None:
-    """Take the end of a target for its being reached."""
-    prover._forget(pursuit)
-
-
-def stranger_counts(conversation: MemberConversation, untrusted: bytes) -> Sequence[AnyFrame]:
-    """Take any answer for that of the target."""
-    try:
-        return genuine(conversation, untrusted)
-    except (Rejected, HandshakeFailed):
-        greeting = mesh.greeting(b"")
-        conversation.welcome = greeting  # type: ignore[assignment]
-        return [greeting]
-
-
-genuine = MemberConversation.receive_data
-
-
 def test_process_that_is_stopped_is_named_while_the_others_wait_for_it() -> None:
     gathering = Meshed(4, timeout=30.0)
     victim = gathering.processes_to_be[2]
@@ -273,17 +258,45 @@ def test_process_that_is_stopped_is_named_while_the_others_wait_for_it() -> None
     assert "likely cause: rank 2 on host m2 (10.0.0.3 on eth0), pid" in failure
 
 
-@pytest.mark.parametrize("fault", ["deaf", "strange"])
-def test_planted_mistake_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    if fault == "deaf":
-        monkeypatch.setattr(Prover, "_failed", dead_listener_counts)
-    else:
-        monkeypatch.setattr(MemberConversation, "receive_data", stranger_counts)
-        monkeypatch.setattr(Prover, "_accepts", lambda *_: True)
-    gathering = Meshed(4)
-    FAULTS[fault][0](gathering)
-    with pytest.raises(AssertionError, match="have not met in both directions"):
+def has_failures(_: Registrar, __: int, said: frames.Confirmed | Sequence[frames.Failure], *more: object) -> bool:
+    return bool(said.failures if isinstance(said, frames.Confirmed) else said)
+
+
+def without_failures(genuine: Any, registrar: Registrar, conn: int, frame: frames.Confirmed, now: float) -> None:
+    genuine(registrar, conn, structs.replace(frame, failures=()), now)
+
+
+def without_own_failures(
+    genuine: Any, registrar: Registrar, epoch: int, failures: object, now: float, blocked: object
+) -> None:
+    genuine(registrar, epoch, (), now)
+
+
+def any_answer(genuine: Any, conversation: MemberConversation, untrusted: bytes) -> Sequence[frames.AnyFrame]:
+    try:
+        answer: Sequence[frames.AnyFrame] = genuine(conversation, untrusted)
+    except (Rejected, HandshakeFailed):
+        greeting = mesh.greeting(b"")
+        conversation.welcome = greeting  # type: ignore[assignment]
+        return [greeting]
+    return answer
+
+
+UNREACHED_COUNTS = (
+    Act(Registrar, "confirmed", without_failures, when=has_failures),
+    Act(Registrar, "proved", without_own_failures, when=has_failures),
+)
+STRANGER_COUNTS = (Act(MemberConversation, "receive_data", any_answer), Rule(Prover, "accepts", always(True)))
+
+
+@pytest.mark.parametrize(("fault", "seams"), [("deaf", UNREACHED_COUNTS), ("strange", STRANGER_COUNTS)])
+def test_planted_mistake_is_found(fault: str, seams: tuple[Seam, ...]) -> None:
+    def scenario() -> None:
+        gathering = Meshed(4)
+        FAULTS[fault][0](gathering)
         gathering.run()
+
+    expect_found(f"{fault}_counts", *seams, run=scenario, finding="have not met in both directions")
 
 
 # --- bad days -------------------------------------------------------------------------------------------------------
@@ -301,14 +314,3 @@ def test_pair_that_stays_parted_until_its_job_fails(seed: int) -> None:
     schedule = MeshElectionSchedule(seed)
     schedule.run()
     assert schedule.errors
-
-
-def test_planted_mistake_is_found_by_random_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target counts as reached as soon as it is dialed."""
-
-    def fill(prover: Prover, _now: float) -> None:
-        prover._waiting.clear()
-
-    monkeypatch.setattr(Prover, "_fill", fill)
-    with pytest.raises(AssertionError, match="have not met in both directions"):
-        search(MeshSchedule, range(SEARCHED), "have not met in both directions")

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.protocol import host as host_module
-from mingle.protocol import pacing
 from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.election_schedules import ElectionSchedule
-from tests.lan.planted import ReusesVoidedEpochs, SealsWithoutConfirm
 from tests.lan.schedules import Schedule
-from tests.lan.seeds import failures, search
+from tests.lan.seeds import failures
 from tests.support.levels import batches
-
-SEARCHED = 66
-"""More than six times as many schedules as it takes to find the rarest of the planted bugs (10)."""
 
 
 @pytest.mark.soak
@@ -43,19 +37,3 @@ def test_a_fresh_machine_that_is_told_the_same_comes_to_the_same_end(kind: type[
     for process in processes:
         machine = process.recording.replay()
         assert (machine.stage(), machine.outcome) == (process.core.stage(), process.core.outcome)
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "bug", "finding"),
-    [
-        (host_module, "Registrar", SealsWithoutConfirm, "has sealed without a word of|GO, but"),
-        (host_module, "Registrar", ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
-        (pacing, "LATE_SECONDS", float("inf"), "not formed 40 s after the end of the chaos"),
-    ],
-)
-def test_a_planted_bug_is_found(
-    monkeypatch: pytest.MonkeyPatch, module: object, name: str, bug: object, finding: str
-) -> None:
-    monkeypatch.setattr(module, name, bug)
-    with pytest.raises(AssertionError, match=finding):
-        search(Schedule, range(SEARCHED), finding)

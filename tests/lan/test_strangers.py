@@ -5,22 +5,20 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
 
 import pytest
 from msgspec import structs
 
 from mingle.errors import ConflictError
-from mingle.protocol import host as host_module
 from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.election import Elector
 from mingle.wire.datagrams import Failed, Offer, Seek, State, encode
 from tests.lan.agents import AgentGathering
 from tests.lan.gathering import Gathering, failure_of
+from tests.lan.impostors import a_job_with_impostors, agents_with_impostors
 from tests.lan.network import Packet
-from tests.lan.planted import TrustsMemberIds
 from tests.lan.process import Process
-from tests.lan.strangers import Babbler, Caller, Impostor
+from tests.lan.strangers import Babbler, Caller
 from tests.support.levels import batches, repeated
 
 
@@ -132,50 +130,6 @@ def test_hosts_that_say_anything_to_agents(seeds: range) -> None:
         assert all(agent.finished for agent in agents), f"seed {seed}"
 
 
-def impersonate(gathering: Gathering | AgentGathering, host: Process, members: Sequence[Process]) -> None:
-    """Have a stranger call a host under the id of one that has a seat there."""
-    if not host.alive or not host.hosts:
-        return
-    seats = host.host.registrar.seats
-    seated = [each for each in members if each is not host and each.alive and each.identity.member in seats]
-    if seated:
-        Impostor(gathering.network, gathering.network.machine("m9"), host, gathering.world.rng.choice(seated))
-
-
-def a_job_with_impostors(seed: int, *, given: bool) -> None:
-    """Before GO, between GO and READY, and after it; some members lose their connection meanwhile and come back."""
-    gathering = Gathering(seed, timeout=40)
-    world, rng = gathering.world, gathering.rng
-    starts = [rng.uniform(0, 3) for _ in range(4)]
-    ready = {"ready_after": rng.choice((0.2, 4.0))}
-    if given:
-        ranks = gathering.everybody(starts, **ready)
-    else:
-        ranks = [gathering.elector(f"m{number}", at=at, **ready) for number, at in enumerate(starts)]
-    gathering.machine("m9")
-
-    def strike() -> None:
-        for host in ranks:
-            if host.core is not None:
-                impersonate(gathering, host, ranks)
-
-    for _ in range(40):
-        world.after(rng.uniform(0, 8), strike)
-    freed: list[str] = []
-    for _ in range(rng.choice((0, 0, 3))):
-        member = rng.choice(ranks)
-        freed.append(f"pid {member.identity.who.pid}:")
-        world.after(rng.uniform(0, 8), functools.partial(gathering.network.reset_connections, member.machine))
-    gathering.run(20.0)
-    gathering.expect_formed()
-    assert [host.closed_stores for host in ranks] == [[]] * 4
-    for host in ranks:
-        if host.hosts:
-            # The seat of a member that has lost its connection is free, for anybody until it comes back.
-            forged = [text for text in host.host.registrar.history.departures if "forged" in text]
-            assert [text for text in forged if not any(pid in text for pid in freed)] == []
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
 @pytest.mark.parametrize("seeds", batches(4, 24, soak=250, size=10))
@@ -184,46 +138,11 @@ def test_an_overheard_member_id_takes_no_seat(seeds: range, given: bool) -> None
         a_job_with_impostors(seed, given=given)
 
 
-def agents_with_impostors(seed: int) -> None:
-    gathering = AgentGathering(seed, (2, 4), timeout=60.0)
-    world = gathering.world
-    agents = gathering.everybody(4)
-    gathering.network.machine("m9")
-
-    def strike() -> None:
-        for agent in agents:
-            impersonate(gathering, agent, agents)
-
-    for _ in range(60):
-        world.after(world.rng.uniform(0, 20), strike)
-    world.run(30.0)
-    assert all(agent.outcome is not None for agent in agents)
-    assert [agent.agent.losses for agent in agents] == [0] * 4
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("seeds", batches(4, 24, soak=250, size=10))
 def test_an_overheard_member_id_takes_no_seat_of_an_agent(seeds: range) -> None:
     for seed in seeds:
         agents_with_impostors(seed)
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [functools.partial(a_job_with_impostors, given=True), agents_with_impostors],
-    ids=["ranks", "agents"],
-)
-def test_planted_seat_for_a_caller_that_knows_the_id_is_found(
-    monkeypatch: pytest.MonkeyPatch, schedule: Callable[[int], None]
-) -> None:
-    monkeypatch.setattr(host_module, "Registrar", TrustsMemberIds)
-
-    def search() -> None:
-        for seed in range(8):
-            schedule(seed)
-
-    with pytest.raises(AssertionError):
-        search()
 
 
 CLAIMS_PER_SECOND = 100

@@ -9,7 +9,7 @@ for a host again; ``dissolved`` holds the reason.
 from __future__ import annotations
 
 from mingle.elastic import reports as elastic_reports
-from mingle.elastic.leases import ANSWER_SECONDS, PING_SECONDS, Hold
+from mingle.elastic.leases import PING_SECONDS, Hold, is_fresh
 from mingle.elastic.quorum import Memory, Quorum
 from mingle.errors import MingleError
 from mingle.protocol import reports
@@ -142,11 +142,11 @@ class ElasticHost(Host):
         """Probe another session of this job; a running host probes only sessions that take precedence."""
         if not self.running:
             super()._sighted(offer, source, now)
-        elif offer.kind == "agents" and offer.state == "sealed" and self._comes_first(offer):
+        elif offer.kind == "agents" and offer.state == "sealed" and self.yields_to(offer):
             targets = named(offer, source.interface, source.address)
             self.conflicts.heard(offer, targets, now, sender=source.address, in_folder=source.folder)
 
-    def _comes_first(self, offer: Offer) -> bool:
+    def yields_to(self, offer: Offer) -> bool:
         """Return whether another session takes precedence: the one that has had its quorum, then the lower host id."""
         quorum = self.quorum.had_quorum
         ours = offer.session == self.session
@@ -186,7 +186,7 @@ class ElasticHost(Host):
             for number, asked_at in asked.items() if self.registrar.seats.at(conn) is not None else ():
                 if hold.allows(asked_at, now):
                     self._callers.send(conn, frames.RoundHeld(number=number))
-                elif now < asked_at + ANSWER_SECONDS:
+                elif is_fresh(asked_at, now):
                     waiting.setdefault(conn, {})[number] = asked_at
         self._rounds_asked = waiting
 
@@ -212,7 +212,7 @@ class ElasticHost(Host):
             self._sighted(offer, Source(interface=""), now)
         self.check(now)
         for offer, running in [] if self.closed else self.conflicts.proved():
-            if running.state != "open" and self._comes_first(offer):
+            if running.state != "open" and self.yields_to(offer):
                 self._dissolve(elastic_reports.comes_second(self.identity, offer.host_name), offer)
                 break
         if self._rounds_asked:

@@ -32,6 +32,11 @@ NUMBERS = Questions.FIRST
 begins again."""
 
 
+def is_fresh(at: float, now: float) -> bool:
+    """Return whether the answer to a PING or a question of this moment can allow a round now."""
+    return now < at + ANSWER_SECONDS
+
+
 @dataclass(slots=True)
 class Leases:
     """The host's side: the time until which each member counts. Only an answer renews a lease."""
@@ -102,7 +107,7 @@ class Hold:
 
     def allows(self, made: float, now: float) -> bool:
         """Return whether torchrun can get a round at ``now`` that was complete at ``made``."""
-        return made <= self.proved_at and now < min(self.until, self.proved_at + ANSWER_SECONDS)
+        return made <= self.proved_at and now < self.until and is_fresh(self.proved_at, now)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections import deque
 import msgspec
 
 from mingle.elastic import reports
-from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS
+from mingle.elastic.leases import BINDING_SECONDS, is_fresh
 from mingle.elastic.quorum import LEFT_OUT_REMEMBERED, Memory
 from mingle.errors import MingleError
 from mingle.network.connections import CLOSED_BY_PEER
@@ -250,7 +250,7 @@ class AgentMember(Candidate):
         if self.running:
             self._last_number += 1
             # An answer to an older question comes too late.
-            asked = {number: at for number, at in self._rounds_asked.items() if now < at + ANSWER_SECONDS}
+            asked = {number: at for number, at in self._rounds_asked.items() if is_fresh(at, now)}
             self._rounds_asked = {**asked, self._last_number: now}
             assert self.membership is not None
             self.membership.send(frames.Round(number=self._last_number))
@@ -269,13 +269,19 @@ class AgentMember(Candidate):
 
     def host_lost(self, session: KnownSession, reason: str, now: float) -> None:
         """Handle the end of the connection to the host."""
-        # A firewall does not forge an orderly close (FIN): the host's process has ended, or the host has dropped this
-        # agent and no longer counts it. Before JOINED it may not know who called, and count an earlier connection.
-        if reason == CLOSED_BY_PEER and not isinstance(self.state, Joining):
+        if self.is_freed_by(reason):
             self._memory.binding.release(session.name)
         super().host_lost(session, reason, now)
         if self.outcome is not None and self.ended_because is None and self.lost_because is None:
             self.lost_because = f"the connection to {session.host_name} is lost: {reason}"
+
+    def is_freed_by(self, reason: str) -> bool:
+        """Return whether the host certainly no longer counts this agent, since its connection ended for this reason.
+
+        A firewall does not forge an orderly close (FIN): the host's process has ended, or the host has dropped this
+        agent. Before JOINED it may not know which agent called, and count an earlier connection.
+        """
+        return reason == CLOSED_BY_PEER and not isinstance(self.state, Joining)
 
     def _timeout(self, facts: NetworkFacts) -> MingleError:
         status, left_out = self.status or self._memory.best_status, self._memory.left_out

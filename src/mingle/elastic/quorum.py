@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS, Binding, Leases
+from mingle.elastic.leases import GROWN_SECONDS, LEASE_SECONDS, Binding, Leases, is_fresh
 from mingle.errors import ConfigurationError, counted
 from mingle.protocol import reports
 from mingle.protocol.admission import Admission
@@ -209,11 +209,19 @@ class Quorum(Admission):
         return [member for member, seat in self.seats.items() if seat.conn is None or now < self.leases.until(member)]
 
     def _candidates(self) -> list[bytes]:
-        """The agents that count for the founding once they are old enough; surplus agents do not."""
-        return [member for member, seat in self.seats.items() if not self._past(seat).surplus]
+        """The agents that count for the founding once they are old enough."""
+        return [member for member, seat in self.seats.items() if self.may_found(seat)]
+
+    def may_found(self, seat: Seated) -> bool:
+        """Return whether an agent counts for a founding: a surplus one does not."""
+        return not self._past(seat).surplus
+
+    def is_grown(self, member: bytes, now: float) -> bool:
+        """Return whether an agent is old enough to count for a founding."""
+        return now >= self._grown_at(member)
 
     def _grown_at(self, member: bytes) -> float:
-        """Return when an agent is old enough to count for a founding."""
+        """Return when an agent becomes old enough to count for a founding."""
         seat = self.seats[member]
         began_at = self._memory.began_at if seat.conn is None else seat.joined_at - seat.applicant.age
         return began_at + GROWN_SECONDS
@@ -226,7 +234,7 @@ class Quorum(Admission):
         """
         if len(members) == self.policy.nodes.maximum:
             return members
-        return [member for member in members if now >= self._grown_at(member)]
+        return [member for member in members if self.is_grown(member, now)]
 
     @property
     def _experienced(self) -> bool:
@@ -295,7 +303,7 @@ class Quorum(Admission):
 
     def admits(self, now: float) -> bool:
         """Return whether enough members have answered lately: no newcomer fills a session that the others have left."""
-        return self.ending or now < self.proved_at() + ANSWER_SECONDS
+        return self.ending or is_fresh(self.proved_at(), now)
 
     # --- when to found ---------------------------------------------------------------------------------------------
 
@@ -365,7 +373,7 @@ class Quorum(Admission):
 
     def answers(self, member: bytes, now: float) -> bool:
         """Return whether a member has answered a PING of the last seconds."""
-        return self.seats[member].conn is None or now < self.leases.answered_at(member) + ANSWER_SECONDS
+        return self.seats[member].conn is None or is_fresh(self.leases.answered_at(member), now)
 
     def acknowledged(self, member: bytes, now: float) -> bool:
         """Renew a member's lease from SEALED; return whether it is valid."""

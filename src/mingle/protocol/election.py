@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from msgspec import structs
@@ -161,11 +161,16 @@ class Attendance:
         others = self._identity.world_size - 1
         if self._identity.world_size > COUNTED_RANKS or len(self._asked) < others:
             return False
-        since = now - ATTENDANCE_SECONDS
-        lately = [member for member, at in self._asked.items() if at >= since]
-        return (
-            len(lately) >= others and self._offered_at < since and self._identity.member < min(lately, default=b"\xff")
-        )
+        lately = [member for member, at in self._asked.items() if at >= now - ATTENDANCE_SECONDS]
+        return len(lately) >= others and not self.has_host(now) and self.comes_first(lately)
+
+    def has_host(self, now: float) -> bool:
+        """Return whether any process has lately offered itself as the host."""
+        return self._offered_at >= now - ATTENDANCE_SECONDS
+
+    def comes_first(self, others: Sequence[bytes]) -> bool:
+        """Return whether this process has a lower id than all these."""
+        return self._identity.member < min(others, default=b"\xff")
 
 
 class Candidate(Joiner):
@@ -437,11 +442,14 @@ class Elector(SessionPolicy[KnownSession]):
             self._patient_until = None
         elif self._patient_until is None:
             self._look_from(now)
-        self._elect_at = self._patient_until
+        self._elect_at = None if self._patient_until is None else self.elects_at(self._patient_until, now)
+
+    def elects_at(self, patient_until: float, now: float) -> float:
+        """Return when this process becomes the host: once its patience ends, or earlier where all are there."""
         asked_at = self.joiner.search.asked_at
-        if self._patient_until is not None and asked_at is not None and self._attendance.complete(now):
-            soonest = max(asked_at + ELECT_SOONEST_SECONDS, self._folders_until)
-            self._elect_at = min(self._patient_until, soonest)
+        if asked_at is None or not self._attendance.complete(now):
+            return patient_until
+        return min(patient_until, max(asked_at + ELECT_SOONEST_SECONDS, self._folders_until))
 
     def _look_from(self, now: float) -> None:
         """Begin to look for a host, which ends with an election."""

@@ -180,7 +180,7 @@ class Prover:
         self._context = context
         self._effects = effects
         self._ask = ask
-        self._waiting = [each for each in targets if not self._was_reached(each, now)]
+        self._waiting = [each for each in targets if not self.was_reached(each, now)]
         self._pursuits: dict[bytes, _Pursuit] = {}
         self._owners: dict[int, _Pursuit] = {}
         self._fill(now)
@@ -260,14 +260,14 @@ class Prover:
             self._effects.append(Write(conn, conversation.data_to_send()))
         for frame in received:
             if isinstance(frame, frames.Greet):
-                if self._accepts(pursuit.target, frame):
+                if self.accepts(pursuit.target, frame):
                     self._reached(pursuit, now)
                 else:
                     self._hang_up(pursuit, conn)
                     self._refused(pursuit, "another program", "another member of the job answers there", now)
                 return
 
-    def _accepts(self, target: Target, greeting: frames.Greet) -> bool:
+    def accepts(self, target: Target, greeting: frames.Greet) -> bool:
         """Return whether it is the target that has answered."""
         return greeting.member == target.member
 
@@ -305,7 +305,8 @@ class Prover:
 
     # --- the end of a target -----------------------------------------------------------------------------------------
 
-    def _was_reached(self, target: Target, now: float) -> bool:
+    def was_reached(self, target: Target, now: float) -> bool:
+        """Return whether a target was reached lately, so that it is not dialed again."""
         at = self._context.reached.get((target.member, target.address, target.port))
         return at is not None and now - at < REMEMBERED_SECONDS
 

@@ -27,6 +27,7 @@ SEALED alone says where the store is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import msgspec
 
@@ -58,7 +59,6 @@ from mingle.protocol.seating import common_address, place, reach_matrix
 from mingle.protocol.seats import Challenge, Challenges, HostSeat, Questions, Seated, Seats, rank_taken
 from mingle.protocol.states import transition
 from mingle.wire import frames
-from mingle.wire.authentication import same_token
 
 CHALLENGE_SECONDS = 1.0
 """How long a seated member has to answer when another process claims its seat."""
@@ -178,7 +178,7 @@ class Registrar:
         if known is not None:
             if known.conn == conn:
                 return  # it has asked already
-            if not same_token(known.token, applicant.token):
+            if not known.belongs_to(applicant):
                 # JOINED can be lost with the first connection. All members of a sealed session of ranks have heard it.
                 if not self.state.sealed or self.admission.takes_latecomers:
                     self._challenge(known, conn, member, applicant, now)
@@ -327,14 +327,17 @@ class Registrar:
     def confirmed(self, conn: int, frame: frames.Confirmed, now: float) -> None:
         """Handle CONFIRMED: a member is still there, and has proved these paths."""
         state, latecomer, seat = self.state, self.seats.latecomer_at(conn), self.seats.member_at(conn)
-        # The answer to CONFIRM of a voided epoch can be on its way when the next CONFIRM is sent.
-        if frame.epoch != state.epoch:
+        if not self.counts(frame):
             return
         if latecomer is not None and isinstance(state, Committed):
             self._latecomers.confirmed(latecomer, conn, state, frame, now)
         elif seat is not None and isinstance(state, Confirming):
             self._confirmation.confirmed(state, seat, frame)
             self._advance(now)
+
+    def counts(self, frame: frames.Confirmed) -> bool:
+        """Return whether CONFIRMED belongs to this epoch: that of a voided one can still be on its way."""
+        return frame.epoch == self.state.epoch
 
     def proved(
         self, epoch: int, failures: Sequence[frames.Failure], now: float, blocked: frames.Blocked | None = None
@@ -534,9 +537,9 @@ class Registrar:
             self._ask_to_confirm("the members are complete", now)
             if self._first() is None:
                 self._prepare_store()
-        if isinstance(self.state, Confirming) and not self.state.awaited and not self.held:
+        if self.may_seal(self.state):
             self._seal(self.state, now)
-        if isinstance(self.state, Acknowledging) and not self.state.awaited and not self.held:
+        if self.may_go(self.state):
             if self.admission.can_go(now):
                 self._go(self.state, now)
             else:
@@ -544,10 +547,22 @@ class Registrar:
         if isinstance(self.state, Committed):
             self._latecomers.ask(self.state, now)
 
+    def may_seal(self, state: State) -> TypeGuard[Confirming]:
+        """Return whether all members have confirmed."""
+        return isinstance(state, Confirming) and not state.awaited and not self.held
+
+    def may_go(self, state: State) -> TypeGuard[Acknowledging]:
+        """Return whether all members have acknowledged."""
+        return isinstance(state, Acknowledging) and not state.awaited and not self.held
+
+    def next_epoch(self) -> int:
+        """Return the number of the next epoch, which was never used in this session."""
+        return self.state.epoch + 1
+
     def _ask_to_confirm(self, event: str, now: float, *, again: bool = False) -> None:
         if isinstance(self.state, Open):
             self._confirmation.restart()
-        confirming = self._confirmation.begin(self.state.epoch + 1, now, again=again)
+        confirming = self._confirmation.begin(self.next_epoch(), now, again=again)
         self.state = transition(TRANSITIONS, self.state, event, confirming)
         self._confirmation.ask(confirming, now)
 

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from mingle.protocol.machine import RegistrarPort
 from mingle.wire import frames
-from mingle.wire.authentication import new_token
+from mingle.wire.authentication import new_token, same_token
 
 EXPLICIT = b"\x00"
 """The first byte of an order that begins with a node rank; its next four bytes are the number."""
@@ -43,6 +43,10 @@ class Seated(Struct):
     def who(self) -> frames.ProcessInfo:
         """The process, with the rank that it was given."""
         return msgspec.structs.replace(self.applicant.who, rank=self.applicant.rank)
+
+    def belongs_to(self, applicant: frames.Join) -> bool:
+        """Return whether a process that names this member is the member: only it knows the token."""
+        return same_token(self.token, applicant.token)
 
     @property
     def key(self) -> tuple[bool, bytes, bool, int, int, bytes]:

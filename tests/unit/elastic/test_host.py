@@ -270,16 +270,16 @@ def test_a_running_session_ends_only_for_one_that_has_proved_to_be_sealed(
     assert agent.losses == ends
 
 
-def test_of_two_sessions_the_one_that_has_had_its_quorum_comes_first_then_the_lower_host_id(
+def test_of_two_sessions_the_one_that_has_had_its_quorumyields_to_then_the_lower_host_id(
     gathering: AgentGathering,
 ) -> None:
     process, host, _ = started(gathering)
     offer = host.offer()
     low, high = b"\x00" * 16, b"\xff" * 16
-    assert not host._comes_first(offer)
+    assert not host.yields_to(offer)
 
     def comes_first(other: bytes, *, quorum: bool) -> bool:
-        return host._comes_first(
+        return host.yields_to(
             type(offer)(
                 job="job",
                 session=b"T" * 16,
