@@ -115,9 +115,12 @@ class Invariants:
         registrar = process.host.registrar
         state = registrar.state
         assert isinstance(state, Committed)
-        assert len(registrar.seats) == registrar.seats.size
+        seated, size = len(registrar.seats), registrar.seats.size
+        assert seated == size, f"GO, but {seated} of {size} members have a seat"
         places = [state.places[member] for member in registrar.seats]
-        assert sorted(where.rank for where in places) == list(range(registrar.seats.size))
+        assert sorted(where.rank for where in places) == list(range(size)), (
+            "GO, but a rank is given twice, or not at all"
+        )
         by_member = {each.identity.member: each for each in self._world.processes}
         for member in registrar.seats:
             other = by_member[member]

@@ -27,7 +27,7 @@ from mingle.protocol.mesh import Prover
 from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.network_choice import NetworkChoice
 from mingle.protocol.pacing import Seeker
-from mingle.protocol.phases import Confirming, Open, State
+from mingle.protocol.phases import Acknowledging, Confirming, Open, State
 from mingle.protocol.registrar import Registrar
 from mingle.protocol.seats import Seated
 from mingle.protocol.sessions import KnownSession
@@ -70,6 +70,45 @@ def that_of_the_voided_epoch(right: int, registrar: Registrar) -> int:
     return max(registrar.state.epoch, 1) if isinstance(registrar.state, Open) else right
 
 
+_ACKNOWLEDGED: WeakKeyDictionary[Registrar, set[bytes]] = WeakKeyDictionary()
+"""The members that have ever acknowledged."""
+
+
+def remember_for_ever(genuine: Any, registrar: Registrar, conn: int, now: float) -> None:
+    if (seat := registrar.seats.member_at(conn)) is not None:
+        _ACKNOWLEDGED.setdefault(registrar, set()).add(seat.member)
+    genuine(registrar, conn, now)
+
+
+def once_all_have_ever(right: bool, registrar: Registrar, state: State) -> bool:
+    waits = isinstance(state, Acknowledging) and not registrar.held
+    return right or (waits and state.awaited <= _ACKNOWLEDGED.get(registrar, set()))
+
+
+def without_the_last(right: bool, registrar: Registrar, state: State) -> bool:
+    return right or (isinstance(state, Acknowledging) and not registrar.held and len(state.awaited) == 1)
+
+
+def awaits_acks(registrar: Registrar, event: str, reason: str, now: float) -> bool:
+    return isinstance(registrar.state, Acknowledging)
+
+
+def say_void_and_go_on(_: Any, registrar: Registrar, event: str, reason: str, now: float) -> None:
+    state = registrar.state
+    assert isinstance(state, Acknowledging)
+    registrar._send_all(frames.Void(session=registrar.session, epoch=state.epoch, reason=reason))
+    state.ends = now + registrar.admission.acknowledge_seconds
+    state.extended.clear()
+    state.awaited &= registrar.seats.keys()
+    registrar._advance(now)
+
+
+def give_it_at_once(
+    _: Any, registrar: Registrar, holder: Seated, conn: int, member: bytes, applicant: frames.Join, now: float
+) -> None:
+    registrar._seat(conn, member, applicant, now)
+
+
 SEAL_WITHOUT_CONFIRMED = (Rule(Registrar, "may_seal", without_waiting),)
 REUSE_VOIDED_EPOCHS = (Rule(Registrar, "next_epoch", that_of_the_voided_epoch),)
 TRUST_MEMBER_IDS = (Rule(Seated, "belongs_to", always(True)),)
@@ -83,6 +122,39 @@ COMMIT = [
         (Rule(Seeker, "is_late", always(False)),),
         "not formed 40 s after the end of the chaos",
         66,
+    ),
+    Mistake(
+        "count_confirmed_of_an_earlier_epoch",
+        "election",
+        (Rule(Registrar, "counts", always(True)),),
+        "has sealed without a word of",
+        20,
+        first=25,
+    ),
+    Mistake(
+        "count_ack_of_an_earlier_epoch",
+        "ranks",
+        (Act(Registrar, "acknowledged", remember_for_ever), Rule(Registrar, "may_go", once_all_have_ever)),
+        "GO, but",
+        150,
+        first=45,
+    ),
+    Mistake("go_with_one_ack_missing", "ranks", (Rule(Registrar, "may_go", without_the_last),), "GO, but", 20),
+    Mistake(
+        "go_on_after_void",
+        "ranks",
+        (Act(Registrar, "_void", say_void_and_go_on, when=awaits_acks),),
+        "GO, but",
+        60,
+        first=20,
+    ),
+    Mistake(
+        "give_a_taken_seat_without_asking_its_holder",
+        "ranks",
+        (Act(Registrar, "_challenge", give_it_at_once),),
+        "not formed 40 s after the end of the chaos",
+        110,
+        first=45,
     ),
     Mistake("give_a_seat_to_who_knows_its_member_id", "impostors", TRUST_MEMBER_IDS, "", 8),
     Mistake("give_the_seat_of_an_agent_to_who_knows_its_member_id", "impostors of agents", TRUST_MEMBER_IDS, "", 8),
@@ -484,6 +556,24 @@ def overlook_them(genuine: Any, choice: NetworkChoice, proof: Proof, now: float)
     return genuine(choice, structs.replace(proof, failures={}), now)
 
 
+_PROVED: set[tuple[bytes, bytes, int]] = set()
+"""The session, member and epoch of each proof."""
+
+
+def remember_the_proof(genuine: Any, registrar: Registrar, conn: int, frame: frames.Confirmed, now: float) -> None:
+    seat = registrar.seats.member_at(conn)
+    if seat is not None and registrar.counts(frame.epoch):
+        _PROVED.add((registrar.session, seat.member, frame.epoch))
+    genuine(registrar, conn, frame, now)
+
+
+def nothing_if_it_has_proved_before(
+    right: frames.Confirm, _: Proof, member: bytes, confirm: frames.Confirm
+) -> frames.Confirm:
+    has_proved = any((confirm.session, member, epoch) in _PROVED for epoch in range(confirm.epoch))
+    return structs.replace(right, targets=()) if has_proved else right
+
+
 MET = "have not met"
 
 MESH = [
@@ -493,6 +583,16 @@ MESH = [
         (Rule(Prover, "was_reached", always(True)),),
         "have not met in both directions",
         40,
+    ),
+    Mistake(
+        "count_a_proof_of_an_earlier_epoch",
+        "mesh",
+        (
+            Act(Registrar, "confirmed", remember_the_proof),
+            Rule(Proof, "asked_of", nothing_if_it_has_proved_before),
+        ),
+        "have not met in both directions",
+        20,
     ),
     Mistake(
         "found_with_a_broken_mesh",

@@ -390,6 +390,17 @@ class Process:
                 watch(self, safe)
             self.core.handle(Heard(safe, source), self.now)
 
+    def find(self, message: Datagram) -> None:
+        """An object lies in a shared folder that this process has just listed."""
+
+        def read() -> None:
+            assert self.core is not None
+            self.core.handle(
+                Heard(message, Source(interface="", multicast=False, address="dir:/shared", folder=True)), self.now
+            )
+
+        self._event(read)
+
     def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
         """Somebody connected to the control port."""
 

@@ -14,13 +14,15 @@ from msgspec import structs
 
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.protocol.election import ELECT_AFTER_SECONDS, Candidate, Elector
+from mingle.protocol.events import Event, Heard
 from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.phases import Acknowledging, Confirming, Open, Sealing, State
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
-from tests.lan import gathering
+from mingle.wire.datagrams import Offer
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering, failure_of, outcome_of
+from tests.lan.planting import Act, expect_found
 from tests.lan.process import Process
 
 PHASES = (Open, Confirming, Sealing, Acknowledging)
@@ -201,16 +203,68 @@ def test_members_that_do_not_hear_the_winner_go_where_their_host_says(seeds: ran
     assert max(map(follow_seconds, seeds)) < 0.2
 
 
-class IgnoresTheWinner(Candidate):
-    """Looks for a host as if its own had only gone."""
-
-    def _closed_by_host(self, session: KnownSession, frame: frames.Closed, now: float) -> None:
-        super()._closed_by_host(session, structs.replace(frame, offer=None), now)
+def names_the_winner(_: Candidate, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
+    return isinstance(frame, frames.Closed) and frame.offer is not None
 
 
-def test_a_member_that_ignores_where_to_go_is_found(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
-    monkeypatch.setattr(gathering, "Elector", functools.partial(Elector, make_joiner=IgnoresTheWinner))
-    assert min(map(follow_seconds, seeds)) > ELECT_AFTER_SECONDS
+def ignore_the_winner(
+    genuine: Any, candidate: Candidate, session: KnownSession, frame: frames.Closed, now: float
+) -> None:
+    genuine(candidate, session, structs.replace(frame, offer=None), now)
+
+
+def test_a_member_that_ignores_where_to_go_is_found(seeds: range) -> None:
+    def scenario() -> None:
+        assert max(map(follow_seconds, seeds)) < ELECT_AFTER_SECONDS, "it took too long"
+
+    seam = Act(Candidate, "host_said", ignore_the_winner, when=names_the_winner)
+    expect_found("ignore_where_to_go", seam, run=scenario, finding="it took too long")
+
+
+def a_job_beside_the_folder_of_an_earlier_run(seed: int) -> None:
+    """The machine of the earlier host is gone, so no address of it refuses, and its OFFER is still in the folder."""
+    gathering = gather(seed)
+    (nic,) = gathering.machine("m9").nics
+    nic.machine.filtered.add(nic.address)
+    offer = Offer(
+        job="job",
+        session=gathering.world.identifier(),
+        host=gathering.world.identifier(),
+        addresses=(nic.address,),
+        port=4321,
+        world_size=4,
+        state="sealed",
+        assigned=True,
+        hostname="m9",
+    )
+
+    def list_folder() -> None:
+        for process in gathering.processes:
+            process.find(offer)
+        gathering.world.after(0.5, list_folder)
+
+    everybody(gathering)
+    list_folder()
+    gathering.run()
+    gathering.expect_formed(within=3.0)
+
+
+def test_sealed_session_in_a_folder_delays_no_job_unless_it_answers(seeds: range) -> None:
+    for seed in seeds:
+        a_job_beside_the_folder_of_an_earlier_run(seed)
+
+
+def take_it_for_a_datagram(genuine: Any, elector: Elector, event: Heard, now: float) -> None:
+    genuine(elector, structs.replace(event, source=structs.replace(event.source, folder=False)), now)
+
+
+def test_offer_in_a_folder_that_counts_as_alive_is_found() -> None:
+    def is_in_folder(_: Elector, event: Event, now: float) -> bool:
+        return isinstance(event, Heard) and event.source.folder
+
+    seam = Act(Elector, "handle", take_it_for_a_datagram, when=is_in_folder)
+    run = functools.partial(a_job_beside_the_folder_of_an_earlier_run, 0)
+    expect_found("count_an_offer_in_a_folder_as_alive", seam, run=run, finding="after the last start")
 
 
 def test_two_hosts_that_reach_each_other_in_neither_direction_say_so(seeds: range) -> None:

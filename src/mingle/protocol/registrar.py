@@ -327,7 +327,7 @@ class Registrar:
     def confirmed(self, conn: int, frame: frames.Confirmed, now: float) -> None:
         """Handle CONFIRMED: a member is still there, and has proved these paths."""
         state, latecomer, seat = self.state, self.seats.latecomer_at(conn), self.seats.member_at(conn)
-        if not self.counts(frame):
+        if not self.counts(frame.epoch):
             return
         if latecomer is not None and isinstance(state, Committed):
             self._latecomers.confirmed(latecomer, conn, state, frame, now)
@@ -335,23 +335,23 @@ class Registrar:
             self._confirmation.confirmed(state, seat, frame)
             self._advance(now)
 
-    def counts(self, frame: frames.Confirmed) -> bool:
-        """Return whether CONFIRMED belongs to this epoch: that of a voided one can still be on its way."""
-        return frame.epoch == self.state.epoch
+    def counts(self, epoch: int) -> bool:
+        """Return whether an answer of this epoch counts: one of a voided epoch can still be on its way."""
+        return epoch == self.state.epoch
 
     def proved(
         self, epoch: int, failures: Sequence[frames.Failure], now: float, blocked: frames.Blocked | None = None
     ) -> None:
         """Handle the end of the host's own part in the proof of the mesh."""
         state, own = self.state, self.seats.host.member
-        if isinstance(state, Confirming) and state.epoch == epoch and state.proof is not None:
+        if isinstance(state, Confirming) and self.counts(epoch) and state.proof is not None:
             state.proof.add(own, failures, blocked)
             state.awaited.discard(own)
             self._advance(now)
 
     def unanswered(self, member: bytes, epoch: int, target: bytes, now: float) -> None:
         """Handle UNANSWERED of a member, or of the host: ask whether the process of its target runs."""
-        if epoch == self.state.epoch:
+        if self.counts(epoch):
             self._confirmation.unanswered(epoch, self._proofs(), member, target, now)
 
     def _proofs(self) -> list[Proof]:
