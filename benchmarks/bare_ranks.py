@@ -2,8 +2,7 @@
 
 One datagram says where rank 0 is; each member connects, and as many messages of the same order go back and forth, each
 waiting for what it waits for in mingle; rank 0 opens a TCPStore, each member constructs a client and reads a key there.
-Where one comes late the others have their clients already, as in mingle. Nothing is validated, proved, retried or timed
-out.
+Nothing is validated, proved, retried or timed out.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def run(place: Place) -> None:
     else:
         _listen(own)  # who waits has its sockets already
         started, cpu = place.wait(), time.process_time()
-        kept = _member(own, listening=True, ahead=place.option == LATE)
+        kept = _member(own, listening=True)
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
     threading.Event().wait()
     del kept
@@ -60,7 +59,7 @@ def _host(place: Place, own: socket.socket) -> object:
     own.sendto(where, GROUP)
     report("hosting")
     sent: dict[socket.socket, int] = {}
-    store = _open_store(place) if place.option == LATE else None
+    store = None
     done = 0
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
@@ -83,7 +82,7 @@ def _host(place: Place, own: socket.socket) -> object:
                         member.sendall(_port_of(store))  # WELCOME, JOINED
             if len(sent) == place.world_size - 1 and min(sent.values()) > max(done, HELLO):
                 done = min(sent.values())
-                if done == CONFIRMED and store is None:
+                if done == CONFIRMED:
                     store = _open_store(place)
                 message = _port_of(store)
                 for member in sent:
@@ -101,7 +100,7 @@ def _port_of(store: TCPStore | None) -> bytes:
     return struct.pack("!H", store.port if store else 0).ljust(MESSAGE_BYTES)
 
 
-def _member(own: socket.socket, *, listening: bool = False, ahead: bool = False) -> object:
+def _member(own: socket.socket, *, listening: bool = False) -> object:
     if not listening:
         _listen(own)
         own.sendto(b"?".ljust(MESSAGE_BYTES), GROUP)
@@ -113,12 +112,11 @@ def _member(own: socket.socket, *, listening: bool = False, ahead: bool = False)
     host.connect((sender[0], struct.unpack("!H", where[:2])[0]))
     for _ in (HELLO, JOINED):
         host.sendall(bytes(MESSAGE_BYTES))
-        answer = _receive(host)  # WELCOME, JOINED
-    store = _connect_store(sender[0], answer) if ahead else None
+        _receive(host)  # WELCOME, JOINED
     _receive(host)  # CONFIRM
     host.sendall(bytes(MESSAGE_BYTES))  # CONFIRMED
     answer = _receive(host)  # SEALED
-    store = store or _connect_store(sender[0], answer)
+    store = _connect_store(sender[0], answer)
     if store.get(KEY) != TOKEN:
         raise RuntimeError("the store holds something else")
     host.sendall(bytes(MESSAGE_BYTES))  # ACK

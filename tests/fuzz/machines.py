@@ -7,7 +7,7 @@ import itertools
 import random
 from typing import TypeAlias
 
-from mingle.protocol.effects import CloseStore, Dial, Hangup, Inspect, OpenStore, PrepareStore, ProveStore, Reset, Write
+from mingle.protocol.effects import CloseStore, Dial, Hangup, Inspect, OpenStore, ProveStore, Reset, Write
 from mingle.protocol.election import Elector
 from mingle.protocol.events import (
     Accepted,
@@ -19,7 +19,6 @@ from mingle.protocol.events import (
     Inspected,
     Source,
     StoreOpened,
-    StorePrepared,
     StoreProved,
     StoreUnreachable,
     TimerDue,
@@ -177,9 +176,6 @@ class Theatre:
                     self._open[conn].heard(data)
             case Hangup(conn) | Reset(conn):
                 self._open.pop(conn, None)
-            case PrepareStore():
-                if machine.hosting is not None and rng.random() < 0.8:
-                    machine.handle(StorePrepared(4567), self._now)
             case OpenStore(epoch):
                 assert not isinstance(machine, Joiner)
                 machine.handle(StoreOpened(epoch, 4567, "token"), self._now)

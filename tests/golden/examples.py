@@ -180,12 +180,6 @@ STORIES: dict[str, Story] = {
                     left=("rank 2 on host node-2 (192.0.2.12), pid 99: its connection closed",),
                 ),
             ),
-            Line(
-                "host",
-                "store",
-                "while rank 2 is awaited: the store listens here already",
-                frames.Store(session=SESSION, address="192.0.2.10", port=40124),
-            ),
             Line("host", "confirm", "all are in", frames.Confirm(session=SESSION, epoch=1)),
             Line(
                 "member",

@@ -186,9 +186,6 @@ class AgentProcess(Process):
             self._carry_out()
             self._end()
 
-    def _prepare_store(self, address: str) -> None:
-        """Like the agents' loop: it is early enough when the session is sealed."""
-
 
 class AgentInvariants:
     """What must hold in every step while no more than MAX agents live.

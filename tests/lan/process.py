@@ -27,7 +27,6 @@ from mingle.protocol.events import (
     InterfacesChanged,
     Source,
     StoreOpened,
-    StorePrepared,
     StoreProved,
     StoreUnreachable,
     TimerDue,
@@ -137,8 +136,6 @@ class Process:
         self.deadline = float("inf")
         self.notices: list[str] = []
         self.closed_stores: list[str] = []
-        self.reached_ahead: list[tuple[str, int]] = []
-        """Where it connected to a store before its session was sealed."""
         self.rejected: Counter[str] = Counter()
         self.sent = 0
         self.received = 0
@@ -563,10 +560,6 @@ class Process:
                 if conn in self._ends:
                     connection, end = self._ends.pop(conn)
                     connection.hang_up(end, RESET)
-            case effects.PrepareStore(address):
-                self._prepare_store(address)
-            case effects.ReachStore(address, port):
-                self.reached_ahead.append((address, port))
             case effects.OpenStore(epoch, address):
                 self._open_store(epoch, address)
             case effects.ProveStore():
@@ -657,28 +650,14 @@ class Process:
 
     # --- the store -------------------------------------------------------------------------------------------------
 
-    def _prepare_store(self, address: str) -> None:
-        def tell(_host: Host, port: int) -> None:
-            assert self.core is not None
-            self.core.handle(StorePrepared(port), self.now)
-
-        self._open_soon(address, tell)
-
     def _open_store(self, epoch: int, address: str) -> None:
-        def tell(_host: Host, port: int) -> None:
-            assert not isinstance(self.core, Joiner | None)
-            self.core.handle(StoreOpened(epoch, port, self.store_token), self.now)
-
-        self._open_soon(address, tell)
-
-    def _open_soon(self, address: str, tell: Callable[[Host, int], None]) -> None:
         """Open the store of the present session, unless it stands, and tell its port."""
         assert self.core is not None
         host = self.core.hosting
         assert host is not None
 
         def opened() -> None:
-            assert self.core is not None
+            assert not isinstance(self.core, Joiner | None)
             if host.closed or host is not self.core.hosting:
                 return
             if self.store_port is None or host.session != self._store_session:
@@ -686,7 +665,7 @@ class Process:
                 self.store_token = self.world.rng.randbytes(8).hex()
                 self._store_session = host.session
             self.machine.stores[self.store_port] = self
-            tell(host, self.store_port)
+            self.core.handle(StoreOpened(epoch, self.store_port, self.store_token), self.now)
 
         assert address in self.machine.addresses, "the store shall listen on an address that was never ours"
         self.world.after(self.world.rng.uniform(*self.machine.opening), functools.partial(self._event, opened))

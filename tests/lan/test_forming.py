@@ -38,18 +38,6 @@ def test_every_order_of_starts(order: tuple[int, ...]) -> None:
         assert [outcome_of(process).place.rank for process in gathering.processes] == [0, 1, 2, 3]
 
 
-def test_waiting_members_reach_the_store_before_the_last_rank_comes() -> None:
-    for seed in range(10):
-        gathering = Gathering(seed)
-        gathering.everybody([0.0, 0.1, 0.1, 2.0])
-        gathering.run()
-        gathering.expect_formed(within=0.2)
-        host, *waiting, last = gathering.processes
-        place = outcome_of(host).store_address, outcome_of(host).store_port
-        assert [process.reached_ahead for process in waiting] == [[place], [place]]
-        assert last.reached_ahead == []
-
-
 def test_a_look_up_of_a_name_that_takes_half_a_minute_voids_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch makes one when it connects to the store."""
     monkeypatch.setattr(lan_process, "STORE_SECONDS", (25.0, 35.0))

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from mingle.protocol.effects import Effect, PrepareStore, Write
+from mingle.protocol.effects import Effect, Write
 from mingle.protocol.events import Accepted, Address, BytesReceived, StoreOpened
 from mingle.protocol.handshake import Call, MemberConversation
 from mingle.protocol.host import Host
@@ -61,7 +61,6 @@ class Alone:
         )
         self.callers: dict[int, MemberConversation] = {}
         self.said: dict[int, list[Any]] = {}
-        self.prepared: list[str] = []
 
     def phase(self) -> type[State]:
         return type(self.host.registrar.state)
@@ -72,8 +71,6 @@ class Alone:
         for effect in done:
             if isinstance(effect, Write):
                 self.said[effect.conn] += self.callers[effect.conn].receive_data(effect.data)
-            elif isinstance(effect, PrepareStore):
-                self.prepared.append(effect.address)
         return done
 
     def say(self, conn: int, *said: frames.AnyFrame, now: float = 1.0) -> list[Effect]:

@@ -23,9 +23,6 @@ class RecordingPort:
     def hang_up(self, conn: int) -> None:
         self.calls.append(("hang_up", conn))
 
-    def prepare_store(self, address: str) -> None:
-        self.calls.append(("prepare_store", address))
-
     def open_store(self, epoch: int, address: str, now: float) -> None:
         self.calls.append(("open_store", epoch, address))
 

@@ -171,7 +171,6 @@ class Quorum(Admission):
     kind = "agents"
     takes_latecomers = True
     hands_over = False  # torch sorts the nodes of a round by their names
-    store_ahead = False  # a round of torchrun takes seconds, and its agents come and go all the time
     confirm_seconds = CONFIRM_SECONDS
     waits_for_proofs = False  # the leases begin with SEALED, and end
 

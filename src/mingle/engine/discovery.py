@@ -235,9 +235,9 @@ def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) ->
 class Discovery(Loop):
     """One rank's discovery, from its first datagram to the end of its session.
 
-    A class that derives from it can have another kind of store (`keeper`), open and reach it only at the seal
-    (`ahead`), call its ranks nodes (`unit`), tell the others a port (`program_port`), go on scanning a member's
-    interfaces after GO (`scans_on`), expect no process group (`watches`), and wait for the end in its own way.
+    A class that derives from it can have another kind of store (`keeper`), call its ranks nodes (`unit`), tell the
+    others a port (`program_port`), go on scanning a member's interfaces after GO (`scans_on`), expect no process group
+    (`watches`), and wait for the end in its own way.
 
     Args:
         settings: of the call.
@@ -245,7 +245,6 @@ class Discovery(Loop):
     """
 
     keeper: type[StoreKeeper] = StoreKeeper
-    ahead = True
     scans_on = False
     watches = True
     unit: Unit = "rank"
@@ -372,7 +371,6 @@ class Discovery(Loop):
             self.driver,
             self.call,
             port=settings.master_port,
-            ahead=self.ahead,
             workers=self.identity.world_size if self._enters else None,
         )
         stack.callback(self.stores.release)

@@ -35,11 +35,10 @@ from mingle.errors import (
     no_port,
     refused,
 )
-from mingle.network.connections import bare_address, canonical_address, keep_open, tune
+from mingle.network.connections import bare_address, canonical_address, keep_open
 from mingle.network.interfaces import port_range
-from mingle.protocol.effects import Effect, FormedStore, OpenStore, PrepareStore, ProveStore, ReachStore
-from mingle.protocol.events import StoreFailed, StoreOpened, StorePrepared, StoreProved, StoreUnreachable
-from mingle.records import logger
+from mingle.protocol.effects import Effect, FormedStore, OpenStore, ProveStore
+from mingle.protocol.events import StoreFailed, StoreOpened, StoreProved, StoreUnreachable
 from mingle.text import endpoint_text
 
 if TYPE_CHECKING:
@@ -143,11 +142,6 @@ class StoreClient(Struct):
         for own in _connections_to(self.address, self.port):
             keep_open(own)
         return self._store
-
-    def tune(self) -> None:
-        """Make the idle connection notice a dead peer, and keep it alive in firewalls."""
-        for own in _connections_to(self.address, self.port):
-            tune(own)
 
 
 def shut_down_connections(address: str, port: int) -> None:
@@ -406,24 +400,15 @@ def _failures_as_oserror(address: str, port: int) -> Iterator[None]:
         raise OSError(f"the store at {endpoint_text(address, port)} failed: {str(error).splitlines()[0]}") from error
 
 
-def prove(
-    address: str,
-    port: int,
-    session: bytes,
-    token: str,
-    *,
-    ahead: StoreClient | None = None,
-    workers: int | None = None,
-) -> StoreClient:
-    """Read the session's token in the store, by ``ahead`` if it leads there. This can block: call it in a thread.
+def prove(address: str, port: int, session: bytes, token: str, *, workers: int | None = None) -> StoreClient:
+    """Connect to the store and read the session's token there. This can block: call it in a thread.
 
     Args:
         address: where the store listens.
         port: where it listens.
         session: whose token it must hold.
         token: what it must hold.
-        ahead: a connection that is there already.
-        workers: as for `connect`, if a connection is to be made.
+        workers: as for `connect`.
 
     Returns:
         The connection by which it was read.
@@ -431,14 +416,8 @@ def prove(
     Raises:
         OSError: it was not reached, or holds another token.
     """
-    found, client = None, ahead
-    if client is not None and client.leads_to(address, port):
-        with contextlib.suppress(OSError):  # broken while it waited: a new one tells more
-            found = client.token(session)
-    if client is None or found is None:
-        client = connect(address, port, workers)
-        found = client.token(session)
-    if found != token:
+    client = connect(address, port, workers)
+    if client.token(session) != token:
         raise OSError(f"the store at {endpoint_text(address, port)} belongs to another session")
     client.proved_at = time.monotonic()
     return client
@@ -505,13 +484,12 @@ def torch_version() -> tuple[int, int]:
 
 
 class StoreKeeper:
-    """The stores of a driver's machine: it opens, reaches and proves them in threads, because each call can block.
+    """The stores of a driver's machine: it opens and proves them in threads, because each call can block.
 
     Args:
         driver: drives the machine.
         call: has the loop run what follows from a result.
         port: the fixed port of the store; None: any free one.
-        ahead: whether a store is opened and reached before the seal.
         workers: for how many workers a rank 0 waits that makes its process group by torch's own ``env://``, if this
             member's connection serves a process group; None: it does not.
     """
@@ -522,24 +500,19 @@ class StoreKeeper:
         call: Callable[[Callable[[], None]], None],
         *,
         port: int | None,
-        ahead: bool = False,
         workers: int | None = None,
     ) -> None:
         self.port = port
         self.server: StoreServer | None = None
         """The store that this process hosts."""
         self.client: StoreClient | None = None
-        """The connection of a member, before the proof and, if it serves a process group, after."""
+        """The connection by which a member has proved the store, if it serves a process group."""
         self._driver = driver
         self._call = call
-        self._ahead = ahead
         self._workers = workers
         self._closed = False
-        self._reaching = False
-        self._outrun = False
-        """Whether a proof has begun while a store was being reached ahead."""
         self._opening = False
-        self._waiting: tuple[_Work, tuple[str, bytes]] | None = None
+        self._waiting: tuple[Host, int, str] | None = None
         """The opening of a store that waits for the one in progress."""
 
     @property
@@ -551,20 +524,11 @@ class StoreKeeper:
         """Begin to carry out an effect that concerns a store."""
         host: Host | None = self._machine.hosting
         match effect:
-            case PrepareStore(address):
-                if self._ahead and host is not None:
-                    self._open_in_turn(partial(self._prepare, host, address), (address, host.session))
             case OpenStore(epoch, address):
                 if host is not None:
-                    self._open_in_turn(partial(self._open, host, epoch, address), (address, host.session))
-            case ReachStore(address, port):
-                if self._ahead and not self._reaching:  # a host can name stores without limit, and each blocks
-                    self._reaching, self._outrun = True, False
-                    self._run("store-ahead", partial(self._reach, address, port))
+                    self._open_in_turn(host, epoch, address)
             case ProveStore():
-                client, self.client = self.client, None
-                self._outrun = self._reaching
-                self._run("store-proof", partial(self._prove, effect, client))
+                self._run("store-proof", partial(self._prove, effect))
             case FormedStore():
                 self.formed()
             case _:
@@ -576,10 +540,9 @@ class StoreKeeper:
         """Open a store; see `open_server`. This can block."""
         return open_server(address, self.port, session)
 
-    def prove(self, wanted: ProveStore, client: StoreClient | None) -> StoreClient | None:
+    def prove(self, wanted: ProveStore) -> StoreClient | None:
         """Prove the store that the host named; see the function of this name. This can block."""
-        place = wanted.address, wanted.port
-        return prove(*place, wanted.session, wanted.token, ahead=client, workers=self._workers)
+        return prove(wanted.address, wanted.port, wanted.session, wanted.token, workers=self._workers)
 
     def formed(self) -> None:
         """Process the decision for GO, before any member hears of it."""
@@ -606,66 +569,46 @@ class StoreKeeper:
 
     # --- on the host -----------------------------------------------------------------------------------------------
 
-    def _open_in_turn(self, opening: _Work, place: tuple[str, bytes]) -> None:
+    def _open_in_turn(self, host: Host, epoch: int, address: str) -> None:
         """Open a store in a thread, one at a time; of those that wait, the last one replaces the others.
 
-        A store that stands at that place (an address, for a session) is there at once. A seal can be voided and come
-        again while its store is still being opened: two openings at once would contend for a fixed port, and the
-        slower one would replace the store whose port the ranks were told.
+        A store that the session has on that address is there at once. A seal can be voided and come again while its
+        store is still being opened: two openings at once would contend for a fixed port, and the slower one would
+        replace the store whose port the ranks were told.
         """
         if self._opening:
-            self._waiting = opening, place
-        elif self.server is not None and self.server.stands_at(*place):
-            opening()()
+            self._waiting = host, epoch, address
+        elif self.server is not None and self.server.stands_at(address, host.session):
+            self._opened(host, epoch, self.server)
         else:
             self._opening = True
-            self._run("store", lambda: partial(self._opening_done, opening()))
+            self._run("store", partial(self._open, host, epoch, address))
 
-    def _opening_done(self, result: Callable[[], None]) -> None:
+    def _open(self, host: Host, epoch: int, address: str) -> Callable[[], None]:
+        return partial(self._opening_done, host, epoch, self._opened_server(address, host.session))
+
+    def _opening_done(self, host: Host, epoch: int, server: StoreServer | MingleError) -> None:
         self._opening = False
         waiting, self._waiting = self._waiting, None
-        result()
+        self._opened(host, epoch, server)
         if waiting is not None and not self._closed:
             self._open_in_turn(*waiting)
 
-    def _prepare(self, host: Host, address: str) -> Callable[[], None]:
-        return partial(self._prepared, host, self._opened_server(address, host.session))
-
-    def _prepared(self, host: Host, server: StoreServer | MingleError) -> None:
-        if isinstance(server, MingleError):
-            logger.debug("the store can't be opened ahead: %s", server)  # the opening at the seal reports it
-        elif self._accept(host, server):
-            self._driver.tell(StorePrepared(server.port))
-
-    def _open(self, host: Host, epoch: int, address: str) -> Callable[[], None]:
-        return partial(self._opened, host, epoch, self._opened_server(address, host.session))
-
     def _opened(self, host: Host, epoch: int, server: StoreServer | MingleError) -> None:
-        if not isinstance(server, MingleError):
-            if self._accept(host, server):
-                self._driver.tell(StoreOpened(epoch, server.port, server.token))
-        elif self._is_wanted(host):
+        """Keep an opened store if its session still exists: an election can have given it up meanwhile."""
+        if self._closed or host.closed or host is not self._machine.hosting:
+            if isinstance(server, StoreServer):
+                server.release()
+        elif isinstance(server, StoreServer):
+            self.server = server
+            self._driver.tell(StoreOpened(epoch, server.port, server.token))
+        else:
             self._driver.tell(StoreFailed(epoch, server))
 
-    def _is_wanted(self, host: Host) -> bool:
-        """Return whether the session of this host still exists: an election can have given it up meanwhile."""
-        return not self._closed and not host.closed and host is self._machine.hosting
-
-    def _accept(self, host: Host, server: StoreServer) -> bool:
-        """Keep an opened store if its session still exists, else release it."""
-        if self._is_wanted(host):
-            self.server = server
-            return True
-        server.release()
-        return False
-
     def _opened_server(self, address: str, session: bytes) -> StoreServer | MingleError:
-        """Return the store of a session, the one that stands or a new one, or why there is none."""
-        server = self.server
-        if server is not None and server.stands_at(address, session):
-            return server
-        if server is not None:
-            server.release()  # torch knows a store by its port: on another address it would be the old one
+        """Return a new store for a session, or why there is none."""
+        if self.server is not None:
+            self.server.release()  # torch knows a store by its port: on another address it would be the old one
         try:
             return self.open(address, session)
         except MingleError as error:
@@ -679,23 +622,9 @@ class StoreKeeper:
 
     # --- on a member -----------------------------------------------------------------------------------------------
 
-    def _reach(self, address: str, port: int) -> Callable[[], None]:
-        client = None
+    def _prove(self, wanted: ProveStore) -> Callable[[], None]:
         try:
-            client = connect(address, port, self._workers)
-            client.tune()
-        except OSError as error:
-            logger.debug("the store can't be reached ahead: %s", error)  # the proof reports it
-        return partial(self._reached, client)
-
-    def _reached(self, client: StoreClient | None) -> None:
-        self._reaching, outrun = False, self._outrun
-        if not outrun and not self._closed and not self._machine.finished:
-            self.client = client
-
-    def _prove(self, wanted: ProveStore, client: StoreClient | None) -> Callable[[], None]:
-        try:
-            client = self.prove(wanted, client)
+            client = self.prove(wanted)
         except OSError as error:
             return partial(self._unreachable, wanted, str(error))
         return partial(self._proved, wanted, client)

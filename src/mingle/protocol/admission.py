@@ -33,8 +33,6 @@ class Admission:
     """Whether a sealed session takes members, and the loss of a member after GO only frees its seat."""
     hands_over = True
     """Whether a host that is not the first in order asks that one to lead."""
-    store_ahead = True
-    """Whether the store is opened while seats are free."""
     confirm_seconds = float("inf")
     """How long after CONFIRM the last CONFIRMED can come."""
     waits_for_proofs = True

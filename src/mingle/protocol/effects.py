@@ -61,24 +61,11 @@ class Reset(Struct, frozen=True):
     conn: int
 
 
-class PrepareStore(Struct, frozen=True):
-    """Open the store on this address of ours ahead of the seal, which will most likely choose it."""
-
-    address: str
-
-
 class OpenStore(Struct, frozen=True):
     """Open the store on this address of ours."""
 
     epoch: int
     address: str
-
-
-class ReachStore(Struct, frozen=True):
-    """Connect to this store ahead of the seal, which will most likely name it."""
-
-    address: str
-    port: int
 
 
 class ProveStore(Struct, frozen=True):
@@ -126,5 +113,5 @@ class Notice(Struct, frozen=True):
     """Whether it is a warning."""
 
 
-_StoreEffect: TypeAlias = PrepareStore | OpenStore | ReachStore | ProveStore | FormedStore | CloseStore
+_StoreEffect: TypeAlias = OpenStore | ProveStore | FormedStore | CloseStore
 Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | Reset | _StoreEffect | Inspect | Notice

@@ -55,7 +55,6 @@ from mingle.protocol.events import (
     InterfacesChanged,
     StoreFailed,
     StoreOpened,
-    StorePrepared,
     StoreProved,
     StoreUnreachable,
     TimerDue,
@@ -374,7 +373,7 @@ class Elector(SessionPolicy[KnownSession]):
             case Connected(conn) | BytesReceived(conn) | Disconnected(conn):
                 if (owner := self._owner(conn)) is not None:
                     owner.handle(event, now)
-            case StorePrepared() | StoreOpened() | StoreFailed():
+            case StoreOpened() | StoreFailed():
                 if self.host is not None:
                     self.host.handle(event, now)
             case StoreProved() | StoreUnreachable() | InterfacesChanged():

@@ -105,12 +105,6 @@ class Disconnected(Struct, frozen=True):
 # --- the store -----------------------------------------------------------------------------------------------------
 
 
-class StorePrepared(Struct, frozen=True):
-    """The store that this host asked for ahead of the seal listens."""
-
-    port: int
-
-
 class StoreOpened(Struct, frozen=True):
     """The store of this host's session listens."""
 
@@ -168,7 +162,7 @@ class TimerDue(Struct, frozen=True):
 
 ConnectionEvent: TypeAlias = Connected | BytesReceived | Disconnected
 """What happens on a connection that a machine owns."""
-StoreEvent: TypeAlias = StorePrepared | StoreOpened | StoreFailed | StoreProved | StoreUnreachable
+StoreEvent: TypeAlias = StoreOpened | StoreFailed | StoreProved | StoreUnreachable
 Event: TypeAlias = (
     Heard
     | HeardUnverified

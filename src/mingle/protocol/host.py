@@ -31,7 +31,6 @@ from mingle.protocol.effects import (
     Multicast,
     Notice,
     OpenStore,
-    PrepareStore,
 )
 from mingle.protocol.events import (
     Accepted,
@@ -47,7 +46,6 @@ from mingle.protocol.events import (
     Source,
     StoreFailed,
     StoreOpened,
-    StorePrepared,
     TimerDue,
 )
 from mingle.protocol.handshake import HandshakeFailed
@@ -286,8 +284,6 @@ class Host:
                 self._callers.forget(conn)
                 self.registrar.lost(conn, now, reason)
                 self._advance(now)
-            case StorePrepared(port):
-                self.registrar.store_prepared(port)
             case StoreOpened(epoch, port, token):
                 self.registrar.store_opened(epoch, port, token, now)
                 self._advance(now)
@@ -426,11 +422,6 @@ class Host:
     def hang_up(self, conn: int) -> None:
         """Close a caller's connection after what is still to be sent."""
         self._callers.hang_up(conn)
-
-    def prepare_store(self, address: str) -> None:
-        """Have the store opened ahead."""
-        self._callers.flush()  # the members first
-        self._effects.append(PrepareStore(self._description.listens_at(address)))
 
     def open_store(self, epoch: int, address: str, now: float) -> None:
         """Have the store opened, and announce the session only to those that ask."""

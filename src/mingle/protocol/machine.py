@@ -259,9 +259,6 @@ class RegistrarPort(Protocol):
     def hang_up(self, conn: int) -> None:
         """Close a connection after what is still to be sent."""
 
-    def prepare_store(self, address: str) -> None:
-        """Open the store on this address already: it will most likely be needed there."""
-
     def open_store(self, epoch: int, address: str, now: float) -> None:
         """Open the store and call the registrar's ``store_opened``."""
 

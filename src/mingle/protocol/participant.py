@@ -16,7 +16,7 @@ from typing import ClassVar, TypeAlias
 
 from msgspec import Struct, structs
 
-from mingle.protocol.effects import Effect, ProveStore, ReachStore
+from mingle.protocol.effects import Effect, ProveStore
 from mingle.protocol.proving import Proving
 from mingle.protocol.sessions import KnownSession
 from mingle.protocol.states import Transitions, transition
@@ -145,8 +145,6 @@ class Participant:
         """Handle a frame of the host; one that does not belong to the state is late, and is ignored."""
         state = self.state
         match frame:
-            case frames.Store() if isinstance(state, AwaitingConfirm | TryingPaths):
-                self._effects.append(ReachStore(self.session.scoped(frame.address), frame.port))
             case frames.Confirm() if frame.epoch >= self.epoch and not isinstance(state, Decided):
                 self._asked_to_confirm(frame, now)
             case frames.Runs() if frame.epoch == state.epoch:

@@ -32,12 +32,6 @@ class Open(Unsealed):
     phase: ClassVar[str] = "open"
     epoch: int = 0
     """The last epoch, which was voided; 0 before the first."""
-    prepare_at: float | None = None
-    """When to open the store ahead."""
-    prepared: str = ""
-    """The address where the store was last asked for ahead."""
-    told: set[tuple[int, str, int]] = field(default_factory=set)
-    """Which of the present connections were told of which store, last."""
 
 
 class Confirming(Unsealed):

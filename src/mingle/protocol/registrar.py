@@ -18,10 +18,6 @@ does for the winner of an election (:mod:`mingle.protocol.election`). Order deci
 
 An :class:`Admission` decides how many members form the session, and whether it takes *latecomers* after that
 (:mod:`mingle.protocol.latecomers`).
-
-Between the arrival of the last rank and GO every rank has to reach the store. So while the session waits for members,
-the host opens its store where the present members would have it, and the members connect (STORE). This decides nothing:
-SEALED alone says where the store is.
 """
 
 from __future__ import annotations
@@ -55,15 +51,13 @@ from mingle.protocol.phases import (
     State,
 )
 from mingle.protocol.roster import NAMED_AGENTS, REMEMBERED_TEXT, History, described, hosts, rank_of, roster, whos
-from mingle.protocol.seating import common_address, place, reach_matrix
+from mingle.protocol.seating import place, reach_matrix
 from mingle.protocol.seats import Challenge, Challenges, HostSeat, Questions, Seated, Seats, rank_taken
 from mingle.protocol.states import transition
 from mingle.wire import frames
 
 CHALLENGE_SECONDS = 1.0
 """How long a seated member has to answer when another process claims its seat."""
-AHEAD_SECONDS = 0.25
-"""How long no member must have come before the store is opened ahead: each newcomer can change the store's place."""
 READDRESSED_SECONDS = 5.0
 """How long after a change of the host's addresses members without a common one are asked again: where a network is
 plugged into several hosts, the interfaces of some come up a moment later."""
@@ -243,7 +237,6 @@ class Registrar:
         if applicant.rank is not None:
             self.history.came(applicant)
         self.admission.came(now)
-        self._wait_for_quiet(self.state, now)
         self._advance(now)
 
     def _send_joined(self, seat: Seated, conn: int) -> None:
@@ -267,8 +260,6 @@ class Registrar:
             self._port.send(conn, frames.Go(session=self.session, epoch=self.state.epoch))
             return
         seat.paths = applicant.paths
-        if isinstance(self.state, Open):
-            self._wait_for_quiet(self.state, now)
         self._void("a member has come back", f"{seat.who} lost its connection and came back", now)
 
     # --- going -----------------------------------------------------------------------------------------------------
@@ -421,17 +412,6 @@ class Registrar:
         """Take the host's new addresses. Call it only before the store's address has been chosen."""
         self.seats.readdress(msgspec.structs.replace(host, readdressed_at=now))
 
-    def store_prepared(self, port: int) -> None:
-        """Tell the waiting members that the store listens where :meth:`RegistrarPort.prepare_store` asked for it."""
-        state = self.state
-        if not isinstance(state, Open) or not state.prepared:
-            return
-        before = state.told
-        state.told = {(conn, state.prepared, port) for conn in self.seats.connections()}
-        where = frames.Store(session=self.session, address=state.prepared, port=port)
-        for conn, _, _ in sorted(state.told - before):
-            self._port.send(conn, where)
-
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
         """Send every member its place and the store's address: the store of this epoch listens."""
         state = self.state
@@ -470,8 +450,8 @@ class Registrar:
         times = [self._challenges.next_timer()]
         times += [each.admit_by for each in self.seats.latecomers.values()]
         match self.state:
-            case Open(prepare_at=prepare_at):
-                times += [due for due in (prepare_at, self.admission.due) if due is not None]
+            case Open() if self.admission.due is not None:
+                times.append(self.admission.due)
             case Confirming(ends=ends) | HandingOver(ends=ends):
                 times.append(ends)
             case Acknowledging(awaited=awaited, ask_at=ask_at, due=due):
@@ -492,13 +472,7 @@ class Registrar:
             if holder is not None and holder.conn is not None:
                 self._drop(holder.conn, "it did not answer when another process claimed its seat", now)
         state = self.state
-        if isinstance(state, Open) and state.prepare_at is not None and now >= state.prepare_at:
-            state.prepare_at = None
-            if self.held:
-                self._wait_for_quiet(state, now)
-            elif self.seats.connections() and self._first() is None:
-                state.prepared = self._prepare_store()
-        elif isinstance(state, Confirming | Acknowledging) and not state.awaited and now >= state.ends:
+        if isinstance(state, Confirming | Acknowledging) and not state.awaited and now >= state.ends:
             # Open again, it can close for the other session.
             self._void(HELD, "this job is held by another session", now)
         elif isinstance(state, Confirming) and now >= state.ends:
@@ -535,8 +509,6 @@ class Registrar:
         """Go on as far as nothing more is awaited."""
         if isinstance(self.state, Open) and self.admission.complete(now) and not self.held:
             self._ask_to_confirm("the members are complete", now)
-            if self._first() is None:
-                self._prepare_store()
         if self.may_seal(self.state):
             self._seal(self.state, now)
         if self.may_go(self.state):
@@ -691,19 +663,7 @@ class Registrar:
             )
             self.seats.take_latecomers()
             self._port.reopened(reason, now)
-            self._wait_for_quiet(opened, now)
         self._advance(now)
-
-    def _wait_for_quiet(self, state: Open, now: float) -> None:
-        if self.admission.store_ahead:
-            state.prepare_at = now + AHEAD_SECONDS
-
-    def _prepare_store(self) -> str:
-        """Have the store opened where it most likely belongs; the confirmations can still change that."""
-        address = common_address(self.seats.host, self.seats.paths()) or ""
-        if address:
-            self._port.prepare_store(address)
-        return address
 
     def _send_all(self, frame: frames.AnyFrame | None) -> None:
         for seat in self.seats.values():

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mingle import detached
-from mingle.engine.store import BACKLOG, PORT_FORBIDDEN, StoreClient, StoreKeeper, StoreServer, connect_plainly
+from mingle.engine.store import BACKLOG, PORT_FORBIDDEN, StoreKeeper, StoreServer, connect_plainly
 from mingle.errors import ConfigurationError, MingleError
 from mingle.network.inspection import holders
 from mingle.protocol.effects import ProveStore
@@ -72,7 +72,7 @@ class PortKeeper(StoreKeeper):
         reservation.accept_all()
         return reservation
 
-    def prove(self, wanted: ProveStore, client: StoreClient | None) -> None:
+    def prove(self, wanted: ProveStore) -> None:
         """Connect to the port that node 0 holds."""
         connect_plainly(wanted.address, wanted.port).close()
 

@@ -39,7 +39,6 @@ class NodeSession(Discovery):
     """
 
     keeper = PortKeeper
-    ahead = False  # there is no store to connect to, only a port, and no torch to connect with
     scans_on = True
     watches = False  # no process group comes or goes
     unit = "node"

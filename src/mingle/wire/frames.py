@@ -299,17 +299,6 @@ class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=Tru
             check_address(self.store_address)
 
 
-class Store(Frame, frozen=True, kw_only=True, tag="store", omit_defaults=True):
-    """Host to member, before the job is complete: the store listens here already, and SEALED can name it."""
-
-    session: Identifier
-    address: Address
-    port: TcpPort
-
-    def __post_init__(self) -> None:
-        check_address(self.address)
-
-
 class Target(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node to which a member has to open a connection: the process that answers there, and where."""
 
@@ -630,7 +619,7 @@ class RoundHeld(Frame, frozen=True, kw_only=True, tag="round-held", omit_default
 _Handshake: TypeAlias = Hello | Welcome | Prove
 _Joining: TypeAlias = Join | Joined | Refused | Running | Members
 _Proving: TypeAlias = Greet | Unanswered | Runs
-_Forming: TypeAlias = Store | Confirm | _Proving | Confirmed | Sealed | Ack | Go | Void
+_Forming: TypeAlias = Confirm | _Proving | Confirmed | Sealed | Ack | Go | Void
 _Competing: TypeAlias = Lead | HostSeen | Unreachable
 _Ending: TypeAlias = Ready | Leave | Closed
 _Asking: TypeAlias = Ask | Status | Roster | Ping | Pong | Round | RoundHeld

@@ -204,7 +204,7 @@ def test_members_frame_precedes_the_seal() -> None:
     conn = registry.join("B", generation=6)
     registry.confirm(conn, "B")
     registry.said()
-    assert [call[0] for call in registry.last if call[0] != "send"] == ["prepare_store", "open_store"]
+    assert [call[0] for call in registry.last if call[0] != "send"] == ["open_store"]
     registry.open_store()
     members, sealed = registry.said()[conn]
     assert isinstance(members, frames.Members)

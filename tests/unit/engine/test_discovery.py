@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -31,10 +30,10 @@ from mingle.network import interfaces
 from mingle.network.local_relay import LocalRelay
 from mingle.network.transport import Change
 from mingle.protocol import registrar
-from mingle.protocol.effects import CloseStore, ReachStore
+from mingle.protocol.effects import CloseStore
 from mingle.protocol.election import Elector
 from mingle.protocol.events import Heard, Source
-from mingle.protocol.host import Forming, Host
+from mingle.protocol.host import Host
 from mingle.protocol.machine import Formation
 from mingle.protocol.member import Joiner
 from mingle.protocol.phases import Sealing
@@ -103,76 +102,6 @@ def test_ranks_form_and_hold_one_store(secret: bytes | None) -> None:
         assert server is not None
         assert (server.address, server.port, server.held) == ("127.0.0.1", found[0].store_port, True)
         store.prove(server.address, server.port, found[0].session, server.token)
-    assert not server.held
-    until(lambda: not answers(server.port))
-
-
-def test_a_rank_that_waits_for_others_is_at_the_store_before_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect, connected = store.connect, []
-
-    def counted(address: str, port: int, workers: int | None) -> store.StoreClient:
-        connected.append(threading.current_thread().name)
-        return connect(address, port, workers)
-
-    monkeypatch.setattr(store, "connect", counted)
-    job_id, port = job_name("ahead"), free_udp_port()
-    host, member, late = (discovery_of(settings_of(job_id, rank, 3, port)) for rank in range(3))
-    late.ahead = False  # a slow seal would leave it the time to connect ahead, too
-    with ThreadPoolExecutor(3) as pool:
-        forming = [pool.submit(rank.run) for rank in (host, member)]
-        member.ask(lambda: None)
-        until(lambda: member.stores.client is not None)
-        formations = [pool.submit(late.run).result(), *(each.result() for each in forming)]
-    assert len({each.store_port for each in formations}) == 1
-    # The one that waited is proved by the connection that it had; the late one makes its own.
-    assert sorted(connected) == ["mingle-abandoned-store-ahead", "mingle-abandoned-store-proof"]
-    assert member.stores.client is None
-    for rank in (member, late, host):
-        rank.close("the test is over")
-
-
-def test_a_host_that_names_one_store_after_the_other_occupies_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    reached: list[int] = []
-    release = threading.Event()
-
-    def blocks(_address: str, port: int, _workers: int | None) -> None:
-        reached.append(port)
-        release.wait(20)
-        raise ConnectionRefusedError(111, "Connection refused")
-
-    monkeypatch.setattr(store, "connect", blocks)
-    rank = opened(alone(1))
-
-    def name(*ports: int) -> None:
-        for port in ports:
-            rank._perform(ReachStore("127.0.0.1", port))
-
-    rank.ask(partial(name, *range(1, 100)))
-    until(lambda: reached)
-    release.set()
-    until(lambda: not rank.stores._reaching)
-    rank.ask(partial(name, 100))
-    until(lambda: len(reached) > 1)
-    assert reached == [1, 100]
-    rank.close("the test is over")
-
-
-def test_connection_opened_ahead_closes_with_its_rank() -> None:
-    job_id, port = job_name("ahead"), free_udp_port()
-    ranks = [discovery_of(settings_of(job_id, rank, 3, port)) for rank in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(rank.run) for rank in ranks]
-        ranks[1].ask(lambda: None)
-        until(lambda: ranks[1].stores.client is not None)
-        server = ranks[0].store_server
-        assert server is not None
-        host, member = (rank._machine for rank in ranks)
-        # Time is up, however long the connection has taken: for the member first, which the host's end would fail.
-        now = time.monotonic()
-        for number, machine, name, value in [(1, member, "_deadline", now), (0, host, "state", Forming(now))]:
-            ranks[number].call(partial(setattr, machine, name, value))
-            assert isinstance(running[number].exception(30), DiscoveryTimeoutError)
-    assert ranks[1].stores.client is None
     assert not server.held
     until(lambda: not answers(server.port))
 

@@ -78,31 +78,8 @@ def test_a_store_is_proved_by_its_token(address: str) -> None:
     server.release()
 
 
-def test_a_client_that_waited_is_the_one_that_proves(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = connect("127.0.0.1", server.port)
-    monkeypatch.setattr(store, "connect", lambda *_: pytest.fail("it connects a second time"))
-    prove("127.0.0.1", server.port, SESSION, server.token, ahead=client)
-    assert client.proved_at > 0
-    with pytest.raises(OSError, match="belongs to another session"):
-        prove("127.0.0.1", server.port, SESSION, "0" * 32, ahead=client)
-
-
-def test_a_client_that_broke_while_it_waited_is_replaced(server: StoreServer) -> None:
-    client = connect("127.0.0.1", server.port)
-    for own in store._own_sockets(socket.socket.getpeername, server.port, server.address):
-        own.shutdown(socket.SHUT_RDWR)
-    prove("127.0.0.1", server.port, SESSION, server.token, ahead=client)
-
-
-def test_a_client_of_another_store_proves_nothing(server: StoreServer) -> None:
-    second = open_server("127.0.0.1", None, SESSION)
-    client = connect("127.0.0.1", second.port)
-    prove("127.0.0.1", server.port, SESSION, server.token, ahead=client)
-    second.release()
-
-
 @linux_only
-def test_a_client_that_waits_notices_a_dead_peer_and_a_process_group_has_patience(server: StoreServer) -> None:
+def test_the_connection_of_a_process_group_has_patience(server: StoreServer) -> None:
     place = "127.0.0.2", server.port
     # One of ours at the same port of another host, as impatient as it can be.
     with socket.create_server(place), socket.create_connection(place) as elsewhere:
@@ -110,8 +87,6 @@ def test_a_client_that_waits_notices_a_dead_peer_and_a_process_group_has_patienc
         impatient = patience(elsewhere)
         client = connect("127.0.0.1", server.port)
         assert kept_patience(server.port) == {"127.0.0.1": (0, 0), "127.0.0.2": impatient}
-        client.tune()
-        assert kept_patience(server.port) == {"127.0.0.1": impatient, "127.0.0.2": impatient}
         assert client.token(SESSION) == server.token
         handed = client.hand_over()
         assert kept_patience(server.port) == {"127.0.0.1": (1, 0), "127.0.0.2": impatient}

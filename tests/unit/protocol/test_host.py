@@ -53,7 +53,6 @@ def test_the_way_to_its_outcome() -> None:
     alone = Alone()
     alone.join(1, 1)
     assert [type(frame) for frame in alone.said[1]] == [frames.Joined, frames.Confirm]
-    assert alone.prepared == ["10.0.0.1"]
     assert OpenStore(1, "10.0.0.1") in alone.confirm(1)
     assert alone.host.offer().state == "sealed"
     alone.host.handle(StoreOpened(1, 5000, "token"), 2.0)

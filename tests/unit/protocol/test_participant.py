@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from mingle.protocol.connection_race import FAILURE_SECONDS
-from mingle.protocol.effects import Dial, Hangup, ProveStore, ReachStore
+from mingle.protocol.effects import Dial, Hangup, ProveStore
 from mingle.protocol.events import Connected, Disconnected
 from mingle.protocol.mesh import ANSWER_SECONDS, REFUSED_SECONDS, RUNS_SECONDS
 from mingle.protocol.participant import (
@@ -27,7 +27,6 @@ from tests.support.scripted_host import ADDRESS, IDENTITY, OTHER, SESSION, seale
 SECOND = "10.0.0.7"
 LINK_LOCAL = "fe80::1"
 TARGET = frames.Target(member=b"T" * 16, address="10.0.0.3", port=4003)
-STORE = frames.Store(session=SESSION, address=ADDRESS, port=5000)
 VOID = frames.Void(session=SESSION, epoch=1, reason="test")
 GO = frames.Go(session=SESSION, epoch=1)
 
@@ -271,18 +270,8 @@ def test_store_that_was_not_reached_puts_the_paths_in_doubt() -> None:
 # --- the store --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_store_that_stands_ahead_is_reached_while_there_is_time(state: type) -> None:
-    member = Member()
-    member.reach(state)
-    assert member.hear(STORE) is state
-    assert member.proved.effects == ([ReachStore(ADDRESS, 5000)] if state in (AwaitingConfirm, TryingPaths) else [])
-
-
 def test_link_local_store_is_reached_by_our_interface() -> None:
     member = Member(LINK_LOCAL)
-    member.hear(frames.Store(session=SESSION, address=LINK_LOCAL, port=5000))
-    assert member.proved.effects == [ReachStore(f"{LINK_LOCAL}%eth0", 5000)]
     member.hear(asks())
     member.confirm()
     member.hear(sealed(store_address=LINK_LOCAL))

@@ -11,7 +11,7 @@ from mingle.protocol.confirmation import CONFIRM_AGAIN_SECONDS
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
-from mingle.protocol.registrar import AHEAD_SECONDS, CHALLENGE_SECONDS, READDRESSED_SECONDS, Registrar
+from mingle.protocol.registrar import CHALLENGE_SECONDS, READDRESSED_SECONDS, Registrar
 from mingle.protocol.roster import REMEMBERED_DEPARTURES
 from mingle.protocol.seats import HostSeat, Questions
 from mingle.wire import frames
@@ -95,7 +95,6 @@ def test_the_way_to_go() -> None:
     registrar.join(2, member(2), join(2), 1.0)
     decided = registrar.port.take()
     assert told(decided, 1, frames.Confirm) == told(decided, 2, frames.Confirm)
-    assert of(decided, "prepare_store") == [("prepare_store", "10.0.0.1")]
     assert phase_of(registrar) is Confirming
     confirm_all(registrar)
     assert of(registrar.port.take(), "open_store") == [("open_store", 1, "10.0.0.1")]
@@ -112,64 +111,6 @@ def test_the_way_to_go() -> None:
     assert told(decided, 2, frames.Go)
     assert of(decided, "formed")
     assert phase_of(registrar) is Committed
-
-
-def prepared(registrar: Opened, now: float) -> list[tuple[Any, ...]]:
-    registrar.port.take()
-    registrar.handle_timer(now)
-    return of(registrar.port.take(), "prepare_store")
-
-
-def test_waiting_members_are_told_of_the_store_ahead_once() -> None:
-    registrar = at(Open)
-    assert not prepared(registrar, 1.0 + AHEAD_SECONDS / 2)
-    assert registrar.next_timer() == 1.0 + AHEAD_SECONDS
-    assert prepared(registrar, 1.0 + AHEAD_SECONDS) == [("prepare_store", "10.0.0.1")]
-    assert registrar.next_timer() is None
-    registrar.store_prepared(4000)
-    store = frames.Store(session=SESSION, address="10.0.0.1", port=4000)
-    assert registrar.port.take() == [("send", 1, store)]
-    registrar.store_prepared(4000)
-    assert not registrar.port.take()
-
-
-def test_a_store_ahead_decides_nothing() -> None:
-    registrar = at(Open)
-    prepared(registrar, 1.5)
-    registrar.store_prepared(4000)
-    registrar.join(2, member(2), join(2), 2.0)
-    registrar.port.take()
-    registrar.store_prepared(4000)  # the one that was asked for while the members confirm
-    assert not registrar.port.take()
-    confirm_all(registrar)
-    assert of(registrar.port.take(), "open_store") == [("open_store", 1, "10.0.0.1")]
-    assert phase_of(registrar) is Sealing
-
-
-def test_store_is_opened_ahead_only_for_members_and_while_not_held() -> None:
-    registrar = at(Open)
-    registrar.advance(1.1, held=True)
-    assert not prepared(registrar, 1.5)
-    registrar.advance(1.6, held=False)
-    assert prepared(registrar, 1.5 + AHEAD_SECONDS)
-    registrar = at(Open)
-    registrar.lost(1, 1.1, "reset")
-    assert not prepared(registrar, 2.0)
-
-
-@pytest.mark.parametrize("returns", [False, True], ids=["it stays", "it returns"])
-def test_member_is_told_of_the_store_ahead_again_after_a_change(returns: bool) -> None:
-    registrar = at(Open)
-    prepared(registrar, 1.5)
-    registrar.store_prepared(4000)
-    if returns:
-        registrar.join(9, member(1), again(registrar, 1), 3.0)
-    else:
-        registrar.join(2, member(2), join(2), 2.0)
-        registrar.lost(2, 3.0, "reset")
-    assert prepared(registrar, 3.0 + AHEAD_SECONDS)
-    registrar.store_prepared(4000)
-    assert told(registrar.port.take(), 9 if returns else 1, frames.Store)
 
 
 @pytest.mark.parametrize("phase", [Confirming, Sealing, Acknowledging])
@@ -308,7 +249,6 @@ def test_a_member_that_comes_back_while_its_rank_is_claimed_keeps_it() -> None:
     registrar.join(3, member(1), again(registrar, 1), 2.5)
     (refused,) = told(registrar.port.take(), 7, frames.Refused)
     assert refused.reason == "rank taken"
-    registrar.handle_timer(2.5 + AHEAD_SECONDS)
     registrar.port.take()
     assert registrar.next_timer() is None
     registrar.handle_timer(2.0 + CHALLENGE_SECONDS)
@@ -318,7 +258,6 @@ def test_a_member_that_comes_back_while_its_rank_is_claimed_keeps_it() -> None:
 
 def test_a_silent_member_loses_its_rank_and_the_first_claim_wins() -> None:
     registrar = at(Open)
-    registrar.handle_timer(1.0 + AHEAD_SECONDS)
     registrar.join(7, member(7), join(1), 2.0)
     registrar.join(8, member(8), join(1), 2.1)
     assert registrar.next_timer() == 2.0 + CHALLENGE_SECONDS
@@ -359,7 +298,6 @@ def test_a_connection_claims_one_rank_at_a_time() -> None:
 
 def test_a_claim_goes_with_its_connection() -> None:
     registrar = at(Open)
-    registrar.handle_timer(1.0 + AHEAD_SECONDS)
     registrar.join(7, member(7), join(1), 2.0)
     registrar.lost(7, 2.1)
     assert registrar.next_timer() is None
@@ -379,18 +317,6 @@ def test_a_member_that_comes_back_replaces_its_old_connection() -> None:
     # The end of the old connection, when it is noticed, is nobody's loss.
     registrar.lost(1, 3.1)
     assert len(registrar.seats) == 3
-
-
-def test_store_is_opened_ahead_where_a_member_has_come_back() -> None:
-    registrar = Opened()
-    paths = (path("10.0.0.1"), path("10.1.0.1", "10.1.0.1"))
-    grown = HostSeat(member=HOST, applicant=join(0, paths=paths), prefix_lengths={"10.0.0.1": 24, "10.1.0.1": 24})
-    registrar.readdress(grown, 1.0)
-    registrar.join(1, member(1), join(1), 1.0)
-    assert prepared(registrar, 1.0 + AHEAD_SECONDS) == [("prepare_store", "10.0.0.1")]
-    moved = join(1, paths=(path("10.1.0.2", "10.1.0.1"),), token=registrar.seats[member(1)].token)
-    registrar.join(11, member(1), moved, 3.0)
-    assert prepared(registrar, 3.0 + AHEAD_SECONDS) == [("prepare_store", "10.1.0.1")]
 
 
 @pytest.mark.parametrize("noticed", [False, True])

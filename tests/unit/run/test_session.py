@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from mingle.protocol.registrar import AHEAD_SECONDS
 from tests.support.bystanders import ROOT, command_environment, patched_path
 from tests.support.loopback import job_name, longer, until
 from tests.support.ports import free_udp_port
@@ -65,16 +64,11 @@ def test_machines_are_assigned_node_ranks_and_told_one_address(nodes: Nodes) -> 
 
 
 @pytest.mark.slow
-def test_machines_that_wait_for_others_need_no_torch(nodes: Nodes) -> None:
-    """A rank connects to rank 0's store while it waits. A machine must not: that takes torch."""
+def test_machines_need_no_torch(nodes: Nodes) -> None:
     modules = nodes.folder / "modules"
     modules.mkdir()
     (modules / "torch.py").write_text("raise ImportError('torch is not installed')")
-    without_torch = {"PYTHONPATH": f"{modules}:{ROOT / 'src'}"}
-    nodes.start("-vv", "--", "true", given=[0, 1], count=3, **without_torch)
-    nodes.wait_for_words("2/3 joined")  # of the one that hosts until all are there
-    time.sleep(AHEAD_SECONDS + 0.5)  # a store that is not opened gives no notice
-    nodes.start("--", "true", given=[2], count=3, **without_torch)
+    nodes.start("--", "true", given=[0, 1, 2], count=3, PYTHONPATH=f"{modules}:{ROOT / 'src'}")
     assert [(status, errors) for status, _, errors in nodes.ended() if status] == []
 
 

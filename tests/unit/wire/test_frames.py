@@ -211,11 +211,6 @@ SEALED = next(line.frame for line in STORIES["join"].lines if isinstance(line.fr
             id="a firewall that blocks a name",
         ),
         pytest.param(
-            frames.Store(session=SESSION, address="192.0.2.1", port=PORT),
-            {"address": NAME},
-            id="a store under a name ahead",
-        ),
-        pytest.param(
             frames.Roster(first=0, total=1, seats=()),
             {"seats": [{"rank": 0, "local_rank": 0, "node_rank": 0, "hostname": "n", "address": NAME, "pid": 1}]},
             id="a seat under a name",
