@@ -83,9 +83,15 @@ class Faults:
         self._faulty = faulty
 
     def without(self, text: str) -> list[str]:
-        """Return the lines of an error about pairs in which no machine has a fault, nor had one just now."""
+        """Return the lines of an error about pairs in which no machine has a fault, nor had one just now.
+
+        A host that was stopped until just now tells what it knew before.
+        """
         _, *lines = text.partition("likely cause")[0].splitlines()
-        since = self._network.world.now - JUST_NOW_SECONDS
+        world = self._network.world
+        just_now = world.now - JUST_NOW_SECONDS
+        hosts = [each for each in world.processes if each.hosts and each.continued_at >= just_now]
+        since = min([world.now, *(host.stopped_at for host in hosts)]) - JUST_NOW_SECONDS
         recent = self._faulty | {name for name, ended in self._ended_at.items() if ended >= since}
         named = ((line.strip(), set(re.findall(r"\bm\d+\b", line))) for line in lines)
         return [line for line, machines in named if machines and not machines & recent]

@@ -128,8 +128,8 @@ class Process:
         self.alive = False
         self.stopped = False
         self.started_at = 0.0
-        self.continued_at = float("-inf")
-        """When it went on last, after a stop."""
+        self.stopped_at = self.continued_at = float("-inf")
+        """When it was stopped last, and when it last went on."""
         self.formed_at: float | None = None
         self.failed_at: float | None = None
         self.ended_at: float | None = None
@@ -276,6 +276,8 @@ class Process:
         """SIGSTOP: the kernel goes on accepting and acknowledging, the process does nothing."""
         if self.alive:
             self.world.note(f"{self.name} is stopped")
+            if not self.stopped:
+                self.stopped_at = self.world.now
             self.stopped = True
 
     def cont(self) -> None:

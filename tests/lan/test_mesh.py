@@ -19,7 +19,7 @@ from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
 from tests.lan.gathering import Gathering, failure_of, outcome_of
-from tests.lan.meshes import MeshElectionSchedule, MeshInvariants, MeshSchedule
+from tests.lan.meshes import Faults, MeshElectionSchedule, MeshInvariants, MeshSchedule
 from tests.lan.network import Barrier
 from tests.lan.planting import Act, Rule, Seam, always, expect_found
 from tests.lan.process import Mute
@@ -314,3 +314,16 @@ def test_pair_that_stays_parted_until_its_job_fails(seed: int) -> None:
     schedule = MeshElectionSchedule(seed)
     schedule.run()
     assert schedule.errors
+
+
+def test_host_that_goes_on_after_a_stop_names_the_fault_that_it_knew_before() -> None:
+    gathering = Meshed()
+    host, *_ = gathering.processes_to_be
+    faults = Faults(gathering.network)
+    gathering.part(1, 2)
+    for after, action in ((8.0, host.stop), (9.0, gathering.network.heal_all), (20.0, host.cont)):
+        gathering.world.after(after, action)
+    gathering.run()
+    assert failure_of(host)
+    assert host.failed_at == host.continued_at
+    assert faults.without(str(host.failure)) == []
