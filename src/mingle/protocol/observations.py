@@ -173,8 +173,15 @@ class Diagnostics(Struct):
             del self.unreached[pair]
 
     def does_not_reach(self, identity: Identity, offer: Offer, how: str, now: float) -> None:
-        """Note that this process can't connect to a host that it hears."""
-        self._note_unreached((identity.member, offer.host), str(identity.who), _host_name(offer, self.unit), how, now)
+        """Note that this process can't connect to a host that it hears.
+
+        That is known, so it takes the place of a pair that a datagram claims.
+        """
+        pair = identity.member, offer.host
+        claimed = [each for each in self.unreached if each[0] != identity.member]
+        if claimed and pair not in self.unreached and len(self.unreached) >= REMEMBERED_PER_KIND:
+            del self.unreached[claimed[0]]
+        self._note_unreached(pair, str(identity.who), _host_name(offer, self.unit), how, now)
 
     def _note_unreached(self, pair: tuple[bytes, bytes], caller: str, host: str, how: str, now: float) -> None:
         known = self.unreached.get(pair)

@@ -215,6 +215,20 @@ def test_pair_is_forgotten_once_it_has_a_seat_or_is_said_no_more() -> None:
     assert diagnostics.unreached == {}
 
 
+def test_forged_pairs_leave_room_for_the_hosts_that_this_process_does_not_reach() -> None:
+    diagnostics, us = Diagnostics(member=IDENTITY.member), []
+    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"))
+    for number in range(REMEMBERED_PER_KIND + 1):
+        diagnostics.seeker(seek_of(bytes([number]) * 16, b"S" * 16), HERE, 0.0)
+    for number in range(REMEMBERED_PER_KIND + 1):
+        host = bytes([200 - number]) * 16
+        us.append((IDENTITY.member, host))
+        diagnostics.does_not_reach(IDENTITY, offer_of(host, host, "10.0.0.2"), "no answer", 0.0)
+        assert us[0] in diagnostics.unreached
+        assert len(diagnostics.unreached) == REMEMBERED_PER_KIND
+    assert list(diagnostics.unreached) == us[:-1]
+
+
 def failed(member: bytes, rank: int | None, hostname: str) -> Failed:
     return Failed(job="resnet", member=member, rank=rank, hostname=hostname, pid=9, reason="no room")
 
