@@ -10,7 +10,7 @@
     the same for processes without a rank: many schedules, one of them, or a whole job and its figures (``--order``:
     on machines that have an order);
 ``python -m tests.lan agents --seeds 10000 [--first 0]``, ``agents --replay SEED``
-    the same for agents: many schedules, or one of them;
+    the same for agents: many schedules, or one of them (``--crowded``: of more agents than the job can have);
 ``python -m tests.lan rounds --seeds 10000 [--first 0]``, ``rounds --replay SEED``
     the same for the rounds of agents;
 ``python -m tests.lan mesh --seeds 10000 [--first 0]``, ``mesh --replay SEED``, with ``--electing`` without ranks,
@@ -35,7 +35,7 @@ import time
 import traceback
 
 from mingle.protocol.machine import Mesh
-from tests.lan.agent_schedules import AgentSchedule
+from tests.lan.agent_schedules import AgentSchedule, CrowdedAgentSchedule
 from tests.lan.crowd import crowd, nodes
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
@@ -218,6 +218,8 @@ def main() -> int:
         which.add_argument("--seeds", type=int)
         which.add_argument("--replay", type=int, metavar="SEED")
         gathering.add_argument("--first", type=int, default=0)
+        if name == "agents":
+            gathering.add_argument("--crowded", action="store_true", help="of more agents than the job can have")
         if name == "mesh":
             gathering.add_argument("--electing", action="store_true", help="of processes without ranks")
             gathering.add_argument("--agents", action="store_true", help="of agents of torchrun")
@@ -242,6 +244,8 @@ def main() -> int:
         held = soak(Schedule, arguments.first, arguments.seeds)
     elif arguments.command in ("agents", "rounds", "mesh"):
         kind: type[AnySchedule] = AgentSchedule if arguments.command == "agents" else RoundSchedule
+        if arguments.command == "agents" and arguments.crowded:
+            kind = CrowdedAgentSchedule
         if arguments.command == "mesh":
             kind = AgentMeshSchedule if arguments.agents else MeshSchedule
             kind = MeshElectionSchedule if arguments.electing else kind

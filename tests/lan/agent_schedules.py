@@ -52,7 +52,7 @@ class AgentSchedule(Strikes):
             gathering.lan.delay = (0.0001, rng.uniform(1.0, 4.0))
         gathering.lan.tcp_delay = (0.0001, rng.choice((0.001, 0.001, 0.02, 0.1)))
         gathering.lan.tcp_again = (0.01, rng.choice((0.4, 3.0)))
-        self.count = rng.randint(nodes.minimum, maximum)
+        self.count = self._draw_count(nodes)
         self.chaos = rng.uniform(5.0, 80.0)
         self.current: dict[int, AgentProcess] = {}
         self._ending: set[AgentProcess] = set()
@@ -73,6 +73,9 @@ class AgentSchedule(Strikes):
 
     def _gather(self, *, tracing: bool) -> AgentGathering:
         return AgentGathering(self.seed, (1, 1), tracing=tracing)
+
+    def _draw_count(self, nodes: Nodes) -> int:
+        return self.rng.randint(nodes.minimum, nodes.maximum)
 
     def _draw_orders(self, rng: random.Random) -> None:
         """Let machines have node ranks of their own, names, or nothing."""
@@ -244,3 +247,20 @@ class AgentSchedule(Strikes):
 
     def _together(self) -> bool:
         return self.gathering.together(list(self.current.values()))
+
+
+class CrowdedAgentSchedule(AgentSchedule):
+    """What one seed makes happen to more agents than the job can have: MAX of them come together, the others wait.
+
+    No invariant holds of so many. If too few agents are left that count, none of them need come together.
+    """
+
+    def _draw_count(self, nodes: Nodes) -> int:
+        return nodes.maximum + self.rng.randint(1, 3)
+
+    def _together(self) -> bool:
+        sessions = [each.outcome.session for each in self.current.values() if each.outcome is not None]
+        maximum, founders = self.gathering.policy.nodes.maximum, self.gathering.policy.nodes.founders
+        if not sessions and sum(not each.agent.memory.surplus for each in self.current.values()) < founders:
+            return True
+        return len(sessions) == maximum and len(set(sessions)) == 1

@@ -202,6 +202,8 @@ class AgentInvariants:
         """Whether all wall clocks are, so that the generations of sessions never go back in time."""
         self.quorate: list[bytes] = []
         """The sessions that have had their quorum, in that order."""
+        self.crowded = False
+        """Whether more than MAX agents have lived at a time: nothing is promised of sessions then."""
         self.latest = -1
         """The last of them that has had a round."""
         self._rng = random.Random(world.seed)
@@ -232,6 +234,7 @@ class AgentInvariants:
         """Looks at what may have changed in a step of one process."""
         assert isinstance(process, AgentProcess)
         outcome, part = process.outcome, process.agent.part
+        self.crowded |= len(self.agents()) > self.policy.nodes.maximum
         assert not process.alive or not process.agent.deadline_passed(process.now - 1.0), "it waits beyond its timeout"
         # A host that was killed while it sent GO has decided it.
         if isinstance(part, ElasticHost) and part.outcome is not None and part.session not in self.sessions:
@@ -248,14 +251,14 @@ class AgentInvariants:
             orders = [seat.applicant.order for seat in part.registrar.seats.values()]
             claims = [order for order in orders if len(order) == CLAIM_BYTES and order.startswith(EXPLICIT)]
             assert len(claims) == len(set(claims)), f"two members of {process.name}'s session have one node rank"
-        if len(self.agents()) > self.policy.nodes.maximum:
+        if self.crowded:
             return
         held = [each for each in self.holders() if self._truly_held(each)]
         assert len(held) < 2, f"two hosts hold: {', '.join(each.name for each in held)}"
 
     def _check_generation(self, formed: ElasticHost) -> None:
         """A session sorts after all earlier ones, whoever was started again in between."""
-        if self.policy.allow_minority or not self.clocks_are_right or len(self.agents()) > self.policy.nodes.maximum:
+        if self.policy.allow_minority or not self.clocks_are_right or self.crowded:
             return
         earlier = [each.quorum.generation for each in self.sessions.values() if each.quorum.had_quorum]
         if formed.quorum.had_quorum and earlier:
@@ -278,7 +281,7 @@ class AgentInvariants:
         """A torchrun has got a round: of no session before the last that had one."""
         if session not in self.quorate or self.policy.allow_minority:
             return
-        if len(self.agents()) > self.policy.nodes.maximum:
+        if self.crowded:
             return
         order = self.quorate.index(session)
         assert order >= self.latest, f"{process.name} gets a round although a later session has had one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from tests.lan.agent_schedules import AgentSchedule
+from tests.lan.agent_schedules import AgentSchedule, CrowdedAgentSchedule
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.meshes import AgentMeshSchedule, MeshElectionSchedule, MeshSchedule
 from tests.lan.round_schedules import RoundSchedule
@@ -29,6 +29,7 @@ REPLAY: dict[type[AnySchedule], str] = {
     MeshSchedule: "mesh --replay",
     MeshElectionSchedule: "mesh --electing --replay",
     AgentSchedule: "agents --replay",
+    CrowdedAgentSchedule: "agents --crowded --replay",
     AgentMeshSchedule: "mesh --agents --replay",
     RoundSchedule: "rounds --replay",
 }

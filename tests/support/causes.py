@@ -775,9 +775,7 @@ AGENTS = (
     ),
     Row(
         observed="nodes came while all places of the job were taken, and that run is gone",
-        status=Status(
-            joined=2, world_size=4, lacks="3 more nodes: …, and 2 of those here came when all 4 places were taken"
-        ),
+        status=Status(joined=1, world_size=4, lacks="a place: all 4 places were taken when this node came"),
         heard={"seekers": A_NODE},
         machine=SURE,
         cause="nodes came while the job ran on others",

@@ -53,7 +53,6 @@ class AgentMember(Candidate):
         self._rounds_asked: dict[int, float] = {}
         """When each question about a round was asked, by its number."""
         self._last_number = 0
-        self._joined_as_surplus = False
         self._left_out: deque[str] = deque(maxlen=LEFT_OUT_REMEMBERED)
         """The nodes that got no seat, as its host has said."""
         self._left_out_until: float | None = None
@@ -90,8 +89,6 @@ class AgentMember(Candidate):
         due, binding = super().next_timer(), self._memory.binding
         if self._left_out_until is not None and not self.finished:
             due = self._left_out_until if due is None else min(due, self._left_out_until)
-        if self._counts_anew:
-            return self._checked_at
         if not (self.running or (self.part is not None and self.part.can_confirm and binding.holds(self._checked_at))):
             return due
         return binding.until if due is None else min(due, binding.until)
@@ -100,15 +97,24 @@ class AgentMember(Candidate):
         left_out = self._memory.left_out
         if left_out is not None and self.state.session is None:
             return left_out.detail, left_out.remedy
-        if self.state.session is None or self.status is None:
+        status = self._surplus_status or (None if self.state.session is None else self.status)
+        if status is None:
             return super()._why_waiting(heard, facts)
-        return reports.waiting(self.identity, self._memory, self.status, heard, facts)
+        return reports.waiting(self.identity, self._memory, status, heard, facts)
+
+    @property
+    def _surplus_status(self) -> frames.Status | None:
+        """What a surplus agent waits for once it reaches no session."""
+        waits = self.is_surplus and self.state.session is None and not self.search.running_check.may_run()
+        return reports.surplus(self.identity, self._memory) if waits else None
 
     # --- what is heard ---------------------------------------------------------------------------------------------
 
     def _heard(self, message: Datagram, source: Source, now: float) -> None:
         """Handle a valid datagram; report other sessions of the job to the host, which may not hear them."""
         current = self.state.session
+        if current is None and self.is_surplus and isinstance(message, Offer) and message.state == "open":
+            return  # it has no seat for this agent before it has formed
         if self.outcome is None:
             super()._heard(message, source, now)
         elif isinstance(message, Offer) and current is not None and now >= self._report_at:
@@ -160,22 +166,20 @@ class AgentMember(Candidate):
         super().stand_back(refusal, now)
         self._is_left_out(refusal, now)
 
-    def expects_host(self, now: float) -> bool:
-        """Return whether there is a host in sight; also one that has no seat for this agent, for a limited time."""
-        return super().expects_host(now) or self._left_out_until is not None
+    @property
+    def may_host(self) -> bool:
+        """Whether this agent can be the host: not while it is left out or surplus, since others form the session."""
+        return self._left_out_until is None and not self.is_surplus
+
+    @property
+    def is_surplus(self) -> bool:
+        """Whether this agent counts for no founding, so that it leaves the seats of a gathering to others."""
+        return self._memory.surplus
 
     def _gather(self, now: float) -> None:
         if self._left_out_until is not None and now >= self._left_out_until:
             self._left_out_until = None
         super()._gather(now)
-        if self._counts_anew:
-            self.drop_host("this node is surplus no more, and joins anew", now)
-
-    @property
-    def _counts_anew(self) -> bool:
-        """Whether its host does not know that it is surplus no more, as JOIN alone can say."""
-        is_surplus_no_more = self._joined_as_surplus and not self._memory.surplus
-        return is_surplus_no_more and self.state.seated and not (self.state.may_form or self.finished)
 
     def _mesh_session(self) -> KnownSession | None:
         """The session whose mesh this agent is part of: latecomers dial the members of one that runs, too."""
@@ -189,13 +193,12 @@ class AgentMember(Candidate):
         if name == session.name:
             session.token = token  # of a seat that this agent had before it lost the session and heard of it again
         join = super()._application(session, now)
-        self._joined_as_surplus = memory.surplus
         return msgspec.structs.replace(
             join,
             generation=memory.generation,
             clock=memory.clock,
             had_quorum=memory.had_quorum,
-            surplus=memory.surplus,
+            surplus=self.is_surplus,
             age=min(max(0.0, now - memory.began_at), frames.MAX_SECONDS),
         )
 
@@ -284,7 +287,8 @@ class AgentMember(Candidate):
         return reason == CLOSED_BY_PEER and not isinstance(self.state, Joining)
 
     def _timeout(self, facts: NetworkFacts) -> MingleError:
-        status, left_out = self.status or self._memory.best_status, self._memory.left_out
+        status = self._surplus_status or self.status or self._memory.best_status
+        left_out = self._memory.left_out
         if left_out is not None and self.state.session is None:
             return reports.stayed_left_out(self.identity, left_out, self.timeout)
         if status is None:

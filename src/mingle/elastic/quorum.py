@@ -30,8 +30,6 @@ CLOCK_ERROR_SECONDS = 86_400.0
 """A generation that is further ahead of all clocks than this is forged, or stems from a clock that was wrong."""
 LEFT_OUT_REMEMBERED = 64
 """Of how many nodes that were left out, each with the reason, the others are not told again."""
-CAME_TOO_LATE = "came when"
-"""What `Quorum.lacks` says of surplus agents."""
 ANSWERS_SECONDS = 3.0
 """A member that has answered a PING within this time is alive, so its seat will not be free soon."""
 
@@ -159,8 +157,9 @@ class Quorum(Admission):
 
     CONFIRM goes out once F agents are seated, or MIN after a last call where that is allowed. GO is decided, and the
     session is kept, only while the leases of that many agents are valid (:mod:`mingle.elastic.leases`). An agent that
-    was refused because MAX agents held all seats and answered is *surplus*: it counts for no founding until a session
-    has admitted it, or the host that refused it has ended the job.
+    was refused because MAX agents held all seats and answered is *surplus*: until a session has admitted it, or the
+    host that refused it has ended the job, it counts for no founding, hosts no session, and gets a seat only in one
+    that has formed. Otherwise surplus agents could fill a gathering that lacks agents that count.
 
     Args:
         session: the session's name.
@@ -293,6 +292,10 @@ class Quorum(Admission):
         alive = all(self.leases.until(member) >= answered for member in self._others())
         return alive and all(newcomer.hostname != seat.applicant.who.hostname for seat in self.seats.values())
 
+    def waits_outside(self, newcomer: frames.Join) -> bool:
+        """Return whether a newcomer is surplus, and would take the seat of an agent that counts for the founding."""
+        return newcomer.surplus and not self.running
+
     def too_late(self, newcomer: frames.Join) -> bool:
         """Return whether a member has ended the job, and the newcomer was never in this session: it waits for the end.
 
@@ -413,9 +416,6 @@ class Quorum(Admission):
         if founding >= nodes.founders:
             return ""
         text = f"{counted(nodes.founders - founding, 'more node')}: it takes {nodes.founders} to begin"
-        if founding < len(self.seats):
-            full = "the only place was" if nodes.maximum == 1 else f"all {nodes.maximum} places were"
-            text += f", and {len(self.seats) - founding} of those here {CAME_TOO_LATE} {full} taken"
         if self.policy.may_start_small(experienced=self._experienced):
             if founding >= nodes.minimum:
                 text += f", or {self.policy.last_call:g} s without a newcomer"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from mingle.elastic.quorum import CAME_TOO_LATE, Memory, Policy
+from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import ConnectivityError, DiscoveryTimeoutError, MingleError, counted
 from mingle.protocol import mesh_report, reports
 from mingle.protocol.machine import Identity
@@ -13,6 +13,8 @@ from mingle.protocol.observations import Diagnostics, NetworkFacts
 from mingle.wire.frames import ProcessInfo, Refused, Status
 
 _EVERYWHERE = "run the same line on every node; `mingle-discover list` shows which jobs the network knows."
+_TOO_LATE = "a place"
+"""What a surplus agent lacks."""
 _AGENTS = reports.Words(
     unproved="the other nodes",
     unproved_fix="give every node the same secret_file, MINGLE_SECRET_FILE or MINGLE_SECRET; a stranger can be "
@@ -25,6 +27,14 @@ _OTHERWISE = (
     _EVERYWHERE,
 )
 _MESH = "its own message has the likely cause and a command; `mingle-discover ping` on all nodes shows every pair."
+
+
+def surplus(identity: Identity, memory: Memory) -> Status:
+    """Return the status of an agent that waits for the end of a run that had no place for it."""
+    maximum = memory.policy.nodes.maximum
+    taken = "the only place was" if maximum == 1 else f"all {maximum} places were"
+    lacks = f"{_TOO_LATE}: {taken} taken when this node came"
+    return Status(joined=1, world_size=maximum, lacks=lacks, present=(str(identity.who),))
 
 
 def incomplete(
@@ -99,7 +109,7 @@ def _why_incomplete(
             "start the missing nodes again, or repair the network; where two parts of the job may run at once, give "
             "every node --rdzv-conf allow_minority=1.",
         )
-    elif CAME_TOO_LATE in status.lacks:
+    elif status.lacks.startswith(_TOO_LATE):
         _, others = memory.ran
         certain = (
             f"nodes came while the job ran on others{f' ({others})' if others else ''}, and wait for its end. "

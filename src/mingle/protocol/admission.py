@@ -78,6 +78,10 @@ class Admission:
         """Return whether a newcomer to a running session is certainly one too many."""
         return False
 
+    def waits_outside(self, newcomer: frames.Join) -> bool:
+        """Return whether a newcomer gets no seat before the session has formed."""
+        return False
+
     def too_late(self, newcomer: frames.Join) -> bool:
         """Return whether the running session is about to end, and takes no newcomer that was not in it."""
         return False

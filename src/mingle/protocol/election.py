@@ -181,6 +181,11 @@ class Candidate(Joiner):
         self.asked_to_lead = False
         """Whether its host has sent LEAD: this process must host the job."""
 
+    @property
+    def may_host(self) -> bool:
+        """Whether this process can be the host."""
+        return True
+
     def expects_host(self, now: float) -> bool:
         """Return whether there is a host in sight; one that is only claimed counts for one call and a limited time."""
         self._claims.note(now, self, pending=self._races)
@@ -434,10 +439,15 @@ class Elector(SessionPolicy[KnownSession]):
         if self.host is not None and (refusal := self.host.gave_way) is not None:
             self._end_host("it can't reach nodes that can form the job without it")
             self.joiner.stand_back(refusal, now)
+        may_host = self.joiner.may_host
+        if not may_host and self._competing() is not None:
+            self._end_host("it must not host the job any more")
+            self.joiner.search.resume(now)
         for offer in self.host.take_hosts_seen() if self.host is not None else ():
             if self._candidacy.competes(offer):
                 self._call(offer, now)
-        if self.host is not None or self.joiner.expects_host(now) or self.joiner.search.running_check.may_run():
+        awaited = self.joiner.expects_host(now) or self.joiner.search.running_check.may_run()
+        if self.host is not None or awaited or not may_host:
             self._patient_until = None
         elif self._patient_until is None:
             self._look_from(now)

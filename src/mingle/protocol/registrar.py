@@ -216,7 +216,8 @@ class Registrar:
             return frames.Refused(reason=misfit[0], detail=misfit[1], who=host)
         if self.admission.too_late(applicant):
             return frames.Refused(reason="running", detail="the session is about to end", who=host)
-        if applicant.rank is None and (seats.is_full or isinstance(self.state, HandingOver)):
+        waits = self.admission.waits_outside(applicant) or isinstance(self.state, HandingOver)
+        if applicant.rank is None and (seats.is_full or waits):
             surplus, members = self.is_surplus(applicant.who, now), described(whos(seats, self.state.places))
             return frames.Refused(reason="surplus" if surplus else "full", detail=members, who=host)
         return None

@@ -196,17 +196,20 @@ def test_host_keeps_few_questions_of_one_member() -> None:
     assert asker.agent.hold.proved_at == made[QUESTIONS - 1]
 
 
-@pytest.mark.parametrize("number", [0, -1], ids=["host", "member"])
-def test_an_agent_that_was_surplus_is_so_no_more_once_it_is_in_a_session(
-    gathering: AgentGathering, number: int
+@pytest.mark.parametrize("hosts_already", [False, True])
+def test_a_surplus_agent_hosts_no_session_and_is_surplus_no_more_once_it_is_in_one(
+    gathering: AgentGathering, hosts_already: bool
 ) -> None:
-    agents = sorted(gathering.everybody(4), key=lambda each: each.identity.member)
-    assert gathering.world.run(5.0, until=lambda: all(each.core is not None for each in agents))
-    memory = agents[number].agent.memory
-    memory.surplus = True
+    agents = [gathering.start(f"m{number}") for number in range(2)]
+    first = min(agents, key=lambda each: each.identity.member)
+    gathering.world.run(5.0, until=lambda: all(each.core is not None for each in agents))
+    if hosts_already:
+        assert gathering.world.run(5.0, until=lambda: first.agent.hosting is not None)
+    first.agent.memory.surplus = True
+    agents += [gathering.start(f"m{number}") for number in range(2, 4)]
     gathering.run_until_together(agents, 15.0)
-    assert (gathering.host_of(agents) is agents[number]) is (number == 0)
-    assert not memory.surplus
+    assert gathering.host_of(agents) is not first
+    assert not first.agent.memory.surplus
 
 
 def test_many_questions_cost_few_pings(gathering: AgentGathering) -> None:

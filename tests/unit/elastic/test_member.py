@@ -321,10 +321,23 @@ def test_only_the_answer_to_its_own_question_proves_a_round() -> None:
     assert member.proved_at == 3.0, "it was asked too long ago"
 
 
+def test_a_surplus_agent_asks_no_session_for_a_seat_that_has_not_formed() -> None:
+    memory = new_memory()
+    memory.surplus = True
+    alone = alone_with(memory)
+    alone.joiner.handle(Heard(offer(), HERE), 1.0)
+    assert alone.dialed() == []
+    sealed = msgspec.structs.replace(offer(state="sealed"), kind="agents", joined=1)
+    alone.joiner.handle(Heard(sealed, HERE), 1.0)
+    assert len(alone.dialed()) == 1
+
+
 def test_an_agent_that_a_session_has_taken_is_surplus_and_left_out_no_more() -> None:
     memory = new_memory()
+    alone = alone_with(memory)
+    conn = acknowledged(alone)
     memory.surplus, memory.left_out = True, Refused(reason="mesh")
-    formed(alone_with(memory))
+    alone.hear(conn, 2.0, Go(session=SESSION, epoch=1))
     assert (memory.surplus, memory.left_out) == (False, None)
 
 

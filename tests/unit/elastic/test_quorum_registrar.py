@@ -188,12 +188,24 @@ def test_a_host_that_is_bound_founds_nothing() -> None:
     assert told != registry.registrar.status_version(), "a status that is kept would name what is no longer lacking"
 
 
-def test_a_surplus_agent_does_not_count_for_the_founding() -> None:
+def test_a_surplus_agent_gets_a_seat_only_once_the_session_has_formed() -> None:
     registry = Registry(2, 3)
-    registry.join("B", surplus=True)
+    assert refusal(registry, registry.join("D", surplus=True)).reason == "full"
+    conn = registry.join("B")
+    assert refusal(registry, registry.join("D", surplus=True)).reason == "full"
+    registry.confirm(conn, "B")
+    registry.open_store()
+    registry.acknowledge(conn)
+    registry.answer()
+    assert registry.kinds(registry.join("D", surplus=True)) == [frames.Joined, frames.Confirm]
+
+
+def test_a_surplus_host_does_not_count_for_the_founding() -> None:
+    registry = Registry(2, 3)
+    registry.memory.surplus = True
+    registry.join("B")
     registry.wait(10 * LAST_CALL)
     assert type(registry.registrar.state) is Open
-    assert "1 of those here came when all 3 places were taken" in registry.quorum.lacks()
     registry.join("C")
     assert type(registry.registrar.state) is Confirming
     assert not registry.quorum.small
