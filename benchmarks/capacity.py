@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -254,10 +255,14 @@ class Crowd:
         """Return nothing: no member shows anything in a shared directory."""
         return
 
-    def owns(self, conn: int) -> bool:
-        """Return whether a member wants the connection."""
-        number = self._owners.get(conn)
-        return number is not None and self._members[number].owns(conn)
+    @property
+    def links(self) -> Container[int]:
+        """The connections of all members."""
+        return self
+
+    def __contains__(self, conn: object) -> bool:
+        number = self._owners.get(conn) if isinstance(conn, int) else None
+        return number is not None and conn in self._members[number].links
 
     def close(self, reason: str) -> None:
         """End all members."""

@@ -131,7 +131,7 @@ class Theatre:
         if not self._open:
             return
         conn = rng.choice(list(self._open))
-        if not machine.owns(conn):
+        if conn not in machine.links:
             del self._open[conn]
         elif rng.random() < 0.02:
             self._close(conn)
@@ -139,7 +139,7 @@ class Theatre:
             untrusted = self._open[conn].says()
             half = rng.randrange(len(untrusted) + 1)
             for piece in (untrusted[:half], untrusted[half:]):
-                if piece and machine.owns(conn):
+                if piece and conn in machine.links:
                     machine.handle(BytesReceived(conn, piece), self._now)
                     self._carry_out()
 
@@ -151,7 +151,7 @@ class Theatre:
 
     def _close(self, conn: int) -> None:
         self._open.pop(conn, None)
-        if not self.machine.owns(conn):
+        if conn not in self.machine.links:
             return
         self.machine.handle(Disconnected(conn, "reset"), self._now)
 
@@ -163,7 +163,7 @@ class Theatre:
     def _perform(self, effect: object) -> None:
         rng, machine = self._rng, self.machine
         match effect:
-            case Dial(conn) if not machine.owns(conn):
+            case Dial(conn) if conn not in machine.links:
                 self._open.pop(conn, None)  # given up before it was dialed
             case Dial(conn):
                 if len(self._open) < CONNECTIONS and rng.random() < 0.8:

@@ -98,7 +98,7 @@ def told(untrusted: bytes) -> None:
     assert dialed.port == PORT
     finder.handle(Connected(dialed.conn, "192.0.2.13", "eth0"), _NOW)
     finder.handle(BytesReceived(dialed.conn, untrusted), _NOW)
-    if finder.owns(dialed.conn):
+    if dialed.conn in finder.links:
         finder.handle(Disconnected(dialed.conn, "reset"), _NOW)
     _shown(finder)
 

@@ -156,7 +156,7 @@ class Gathering:
             endpoints = Endpoints(addresses=addresses, port=port, advertised=advertised)
             if not hosting and not electing:
                 joiner = Joiner(identity, context, now)
-                joiner.listen(endpoints)
+                joiner.endpoints = endpoints
                 return joiner
             if electing:
                 return Elector(identity, endpoints, context, now, new_session=new_session)

@@ -17,7 +17,6 @@ from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS, Binding, Hold, Leases
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Nodes, Policy, Quorum
-from mingle.protocol.effects import Hangup
 from mingle.protocol.election import Attendance, Elector
 from mingle.protocol.events import Event, Heard, TimerDue
 from mingle.protocol.host import Host
@@ -318,8 +317,7 @@ def silent_members(host: ElasticHost, now: float) -> list[int]:
 
 def hang_up_on_them(genuine: Any, host: ElasticHost, now: float) -> None:
     for conn in silent_members(host, now):
-        host._callers.forget(conn)
-        host._effects.append(Hangup(conn))
+        host._callers.hang_up(conn)
     genuine(host, now)
 
 

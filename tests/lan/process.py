@@ -416,7 +416,7 @@ class Process:
         def receive() -> None:
             if conn in self._ends:
                 assert self.core is not None
-                assert self.core.owns(conn), "a connection that was not hung up has no owner"
+                assert conn in self.core.links, "a connection that was not hung up has no owner"
                 self.core.handle(BytesReceived(conn, data), self.now)
 
         self._event(receive)
@@ -430,7 +430,7 @@ class Process:
             self._dialling.discard(conn)
             core = self.core
             assert core is not None
-            assert core.owns(conn), "a connection that was not hung up has no owner"
+            assert conn in core.links, "a connection that was not hung up has no owner"
             core.handle(Disconnected(conn, reason), self.now)
 
         self._event(close)

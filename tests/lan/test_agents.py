@@ -329,8 +329,8 @@ def test_an_answer_that_comes_late_renews_no_lease(seed: int) -> None:
     an_answer_that_comes_late(seed)
 
 
-def renew_from_now(genuine: Any, host: ElasticHost, conn: int, caller: Any, said: frames.AnyFrame, now: float) -> None:
-    genuine(host, conn, caller, said, now)
+def renew_from_now(genuine: Any, host: ElasticHost, caller: Any, said: frames.AnyFrame, now: float) -> None:
+    genuine(host, caller, said, now)
     until = host.quorum.leases._until
     if caller.hello.member in until:
         until[caller.hello.member] = now + LEASE_SECONDS
@@ -338,10 +338,10 @@ def renew_from_now(genuine: Any, host: ElasticHost, conn: int, caller: Any, said
 
 @pytest.mark.parametrize("kind", [frames.Pong, object], ids=["an answer", "any frame"])
 def test_a_lease_that_counts_from_the_reception_is_found(kind: type) -> None:
-    def is_of_this_kind(_: ElasticHost, conn: int, caller: Any, said: frames.AnyFrame, now: float) -> bool:
+    def is_of_this_kind(_: ElasticHost, caller: Any, said: frames.AnyFrame, now: float) -> bool:
         return isinstance(said, kind)
 
-    seam = Act(ElasticHost, "_frame", renew_from_now, when=is_of_this_kind)
+    seam = Act(ElasticHost, "caller_said", renew_from_now, when=is_of_this_kind)
     run = functools.partial(an_answer_that_comes_late, 0)
     expect_found("count_a_lease_from_the_reception", seam, run=run, finding="two hosts hold")
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 
 from mingle.config.settings import Network
@@ -72,7 +72,7 @@ class Wire:
         for (owner, conn), (other, far) in list(self._ends.items()):
             if owner == address:
                 del self._ends[owner, conn], self._ends[other, far]
-                if other in self.machines and self.machines[other].owns(far):
+                if other in self.machines and far in self.machines[other].links:
                     self.machines[other].handle(Disconnected(far, "the other side closed it"), self.now)
         self.settle()
 
@@ -125,12 +125,12 @@ class Wire:
             case Dial(conn, target, port, _):
                 self._dial(address, machine, conn, target, port)
             case Write(conn, data):
-                if (end := self._ends.get((address, conn))) is not None and self.machines[end[0]].owns(end[1]):
+                if (end := self._ends.get((address, conn))) is not None and end[1] in self.machines[end[0]].links:
                     self.machines[end[0]].handle(BytesReceived(end[1], data), self.now)
             case Hangup(conn) | Reset(conn):
                 if (end := self._ends.pop((address, conn), None)) is not None:
                     self._ends.pop(end, None)
-                    if self.machines[end[0]].owns(end[1]):
+                    if end[1] in self.machines[end[0]].links:
                         self.machines[end[0]].handle(Disconnected(end[1], "the other side closed it"), self.now)
             case Notice(text):
                 self.notices.append(text)
@@ -225,8 +225,9 @@ class Rank:
     def calling(self) -> datagrams.Datagram | None:
         return self.rank.calling()
 
-    def owns(self, conn: int) -> bool:
-        return self.rank.owns(conn)
+    @property
+    def links(self) -> Container[int]:
+        return self.rank.links
 
     def close(self, reason: str) -> None:
         self.rank.close(reason)

@@ -93,11 +93,11 @@ class Lan:
                 self.machines[sender].handle(Connected(conn, sender, "eth0"), self.now)
             case Write(conn, data):
                 other, far = self._ends[sender, conn]
-                if self.machines[other].owns(far):
+                if far in self.machines[other].links:
                     self.machines[other].handle(BytesReceived(far, data), self.now)
             case Hangup(conn):
                 other, far = self._ends.pop((sender, conn), ("", 0))
-                if other and self.machines[other].owns(far):
+                if other and far in self.machines[other].links:
                     self.machines[other].handle(Disconnected(far, "closed"), self.now)
 
     def deliver(self, sender: str, receiver: str, message: EchoMessage, way: Way, *, reply: bool = False) -> None:

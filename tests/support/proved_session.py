@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from mingle.protocol.connection_race import DialTarget
-from mingle.protocol.effects import Dial, Effect, Write
+from mingle.protocol.effects import Dial, Write
 from mingle.protocol.events import BytesReceived, Connected
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context
@@ -27,9 +27,9 @@ class ProvedSession:
 
     def __init__(self, *addresses: str, address_here: str = "10.0.0.2") -> None:
         addresses = addresses or (ADDRESS,)
-        self.effects: list[Effect] = []
         self.context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-        self.table: SessionTable[KnownSession] = SessionTable(SessionPolicy(), self.context, self.effects)
+        self.links, self.effects = self.context.links, self.context.links.effects
+        self.table: SessionTable[KnownSession] = SessionTable(SessionPolicy(), self.context)
         targets = [DialTarget(each, "eth0", 4000) for each in addresses]
         self.session = KnownSession(msgspec.structs.replace(offer(), addresses=addresses), targets)
         assert self.table.add(self.session)
@@ -50,9 +50,9 @@ class ProvedSession:
         self._hosts[dial.conn] = HostConversation(
             job="job", attempt="", session=SESSION, addresses=self.session.offer.addresses, port=dial.port
         )
-        self.table.handle(Connected(dial.conn, self._address_here, "eth0"), now)
+        self.links.handle(Connected(dial.conn, self._address_here, "eth0"), now)
         self.said()
-        self.table.handle(BytesReceived(dial.conn, self._hosts[dial.conn].data_to_send()), now)
+        self.links.handle(BytesReceived(dial.conn, self._hosts[dial.conn].data_to_send()), now)
 
     def dials(self) -> list[Dial]:
         """Return the connections that are to be made, once."""
@@ -62,7 +62,7 @@ class ProvedSession:
 
     def said(self) -> list[Any]:
         """Return what the host has heard since the last time."""
-        self.table.flush()
+        self.links.flush()
         written = [each for each in self.effects if isinstance(each, Write)]
         self.effects[:] = [each for each in self.effects if not isinstance(each, Write)]
         return [frame for each in written for frame in self._hosts[each.conn].receive_data(each.data)]

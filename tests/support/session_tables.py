@@ -6,7 +6,6 @@ import itertools
 import random
 
 from mingle.protocol.connection_race import DialTarget
-from mingle.protocol.effects import Effect
 from mingle.protocol.handshake import Call
 from mingle.protocol.machine import Context
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
@@ -44,10 +43,10 @@ class Table:
     """A table whose races have nobody at the other end."""
 
     def __init__(self) -> None:
-        self.effects: list[Effect] = []
         self.policy = Keeping()
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-        self.sessions: SessionTable[KnownSession] = SessionTable(self.policy, context, self.effects)
+        self.links, self.effects = context.links, context.links.effects
+        self.sessions: SessionTable[KnownSession] = SessionTable(self.policy, context)
 
     def add(self, number: int = 0, state: State = "open", sender: str = "") -> KnownSession | None:
         session = KnownSession(offer(number, state), TARGETS, sender)

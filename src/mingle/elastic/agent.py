@@ -82,7 +82,7 @@ class Agent:
         self._context = context
         self._new_session = new_session
         self._stopped_electing = False
-        self._effects: list[Effect] = []
+        self.links = context.links
         self.gather(now)
 
     # --- what the driver wants -------------------------------------------------------------------------------------
@@ -126,8 +126,6 @@ class Agent:
         self._drop_part()
 
     def _drop_part(self) -> None:
-        if self.part is not None:
-            self._effects += self.part.effects()
         self.part = self.outcome = None
 
     # --- what the driver reads -------------------------------------------------------------------------------------
@@ -168,8 +166,7 @@ class Agent:
 
     def effects(self) -> list[Effect]:
         """Return what the driver has to do now, once."""
-        done, self._effects[:] = list(self._effects), []
-        return done + (self.part.effects() if self.part is not None else [])
+        return self.links.take_effects()
 
     def next_timer(self) -> float | None:
         """The time of the next `TimerDue`."""
@@ -219,7 +216,7 @@ class Agent:
             case AddressesChanged(addresses):
                 self.endpoints = structs.replace(self.endpoints, addresses=addresses)
             case Accepted(conn) if self.part is None:
-                self._effects.append(Hangup(conn))
+                self.links.effects.append(Hangup(conn))
             case Heard(Offer(host=host)) if host == self.identity.member:
                 return  # of this agent's own session, or of one that it has lost
         if self.part is not None:
@@ -232,10 +229,6 @@ class Agent:
             self.part.check(now)
             self._look(now)
 
-    def owns(self, conn: int) -> bool:
-        """Return whether a connection is this machine's."""
-        return self.part is not None and self.part.owns(conn)
-
     # --- from one session to the next ------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
@@ -247,7 +240,6 @@ class Agent:
             self._drop_part()
         elif isinstance(part, Elector) and part.outcome is not None:
             acting = part.acting
-            self._effects += part.effects()
             assert isinstance(acting, ElasticHost | AgentMember)
             self.part, self.outcome = acting, part.outcome
             self._look(now)
@@ -265,7 +257,7 @@ class Agent:
         """Record the loss of the session, and look for the next one."""
         self.lost, self.losses = reason, self.losses + 1
         self._drop_part()
-        self._effects.append(Notice(f"job {self.identity.job!r}: {reason}"))
+        self.links.effects.append(Notice(f"job {self.identity.job!r}: {reason}"))
         if self._stopped_electing:
             return
         self.gather(now)

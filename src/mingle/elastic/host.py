@@ -15,7 +15,7 @@ from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.callers import Caller
 from mingle.protocol.connection_race import named
-from mingle.protocol.effects import CloseStore, Multicast, Notice, Reset
+from mingle.protocol.effects import CloseStore, Multicast, Notice
 from mingle.protocol.events import Source
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Identity
@@ -152,7 +152,9 @@ class ElasticHost(Host):
         ours = offer.session == self.session
         return not ours and (not offer.quorum, offer.host) < (not quorum, self.identity.member)
 
-    def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+    def caller_said(self, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame of a caller: also the answers that renew leases, and questions about rounds."""
+        conn = caller.conn
         seat = self.registrar.seats.get(caller.hello.member)
         if isinstance(frame, frames.Pong) and seat is not None and seat.conn == conn:
             self.quorum.leases.answered(seat.member, frame.number)
@@ -161,7 +163,7 @@ class ElasticHost(Host):
             if len(asked) < QUESTIONS:
                 asked[frame.number] = now
                 self.ask_round(now)
-        super()._frame(conn, caller, frame, now)
+        super().caller_said(caller, frame, now)
         if isinstance(frame, frames.Join) and frame.clock:
             member = caller.hello.member
             seat = self.registrar.seats.find(member)
@@ -260,8 +262,7 @@ class ElasticHost(Host):
             if now >= leases.until(member):
                 self.registrar.lost(conn, now, "it has not answered for too long")
                 # Reset the connection: the member would take an orderly close for the end of this process.
-                self._callers.forget(conn)
-                self._effects.append(Reset(conn))
+                self._callers.reset(conn)
             elif now >= self._ping_at:
                 self._callers.send(conn, frames.Ping(number=leases.ask(member, now)))
         if now >= self._ping_at:

@@ -391,7 +391,7 @@ class Discovery(Loop):
 
             joiner = Joiner(identity, context, time.monotonic())
             if self._listens_for_mesh:
-                joiner.listen(driver.control_port.listen(locally=True))
+                joiner.endpoints = driver.control_port.listen(locally=True)
             return joiner
         make_room(identity.world_size, FILES_PER_RANK, what=self.unit, quiet=self.settings.progress == "off")
         endpoints = driver.control_port.listen(locally=self._listens_for_mesh)

@@ -342,7 +342,7 @@ class Driver:
         if isinstance(event, connections.SocketAccepted):
             self.evidence.reached(event.address)
             machine.handle(Accepted(event.conn, event.address), now)
-        elif not machine.owns(event.conn):
+        elif event.conn not in machine.links:
             return
         elif isinstance(event, connections.SocketConnected):
             self._connected(event, now)
@@ -357,7 +357,7 @@ class Driver:
         self._dialed.pop(conn, None)
         self.connections.hang_up(conn)
         try:
-            if self.machine.owns(conn):
+            if conn in self.machine.links:
                 self.tell(Disconnected(conn, "what came in on it could not be handled"))
         except Exception as error:
             self.rejections.fault(error, "the end of a connection")
@@ -380,7 +380,7 @@ class Driver:
         dialed, _ = self._dialed.pop(event.conn)
         if event.local_address not in self.interfaces.addresses():
             self._rescan(now)  # the interface is newer than the last scan
-            if not self.machine.owns(event.conn):
+            if event.conn not in self.machine.links:
                 return
         owner = self.interfaces.owner(event.local_address, dialed.interface)
         if self.network.interfaces and not self._warned:

@@ -194,12 +194,12 @@ class Finder(SessionPolicy[FoundSession]):
         self._secret = secret
         self._refresh = refresh
         self._forgets = forgets
-        self._effects: list[Effect] = []
         context = Context(key=None, new_id=new_id, rng=rng, timeout=0.0)
+        self.links = context.links
+        self._effects = context.links.effects
         self._table: SessionTable[FoundSession] = SessionTable(
-            self, context, self._effects, most=MAX_SESSIONS, most_by_sender=MAX_SESSIONS
+            self, context, most=MAX_SESSIONS, most_by_sender=MAX_SESSIONS
         )
-        self.owns = self._table.owns
         self._seeker = Seeker(1, now, rng)
         if job is None:
             self._seeker.pause()
@@ -230,9 +230,7 @@ class Finder(SessionPolicy[FoundSession]):
 
     def effects(self) -> list[Effect]:
         """Hand out what the driver must do."""
-        self._table.flush()
-        done, self._effects[:] = list(self._effects), []
-        return done
+        return self.links.take_effects()
 
     def calling(self) -> Datagram | None:
         """Return what to send to unicast peers now."""
@@ -258,7 +256,7 @@ class Finder(SessionPolicy[FoundSession]):
             case Heard(message, source):
                 self._heard(message, source, now)
             case Connected() | BytesReceived() | Disconnected():
-                self._table.handle(event, now)
+                self.links.handle(event, now)
             case TimerDue():
                 self._handle_timer(now)
 

@@ -12,7 +12,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from msgspec import Struct, field
@@ -266,9 +266,10 @@ class PingMachine:
     def showing(self) -> None:
         """Nothing: an observer leaves no sign in a shared folder."""
 
-    def owns(self, conn: int) -> bool:
-        """Return whether a connection is this machine's."""
-        return conn in self._connections
+    @property
+    def links(self) -> Container[int]:
+        """The connections of this machine."""
+        return self._connections
 
     def next_timer(self) -> float | None:
         """Return the time of the next `TimerDue`."""

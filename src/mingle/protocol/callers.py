@@ -1,23 +1,26 @@
-"""The callers of a host's control port: their conversations, deadlines and answers.
+"""The callers of a process's control port: their limits, deadlines and answers.
 
-Frames to a caller gather in its conversation and are written by :meth:`Callers.flush`, so several frames go out in one
-piece. Answers to questions are encoded once per change for all callers, and a caller gets each answer only when it has
-taken the last one: a question is a few bytes and the roster of a large job is many thousands, so a caller that asks
-repeatedly, or does not read, would otherwise occupy the host and fill its memory.
+A host answers all callers, a member those of the mesh alone. Answers to questions are encoded once per change for all
+callers, and a caller gets each answer only when it has taken the last one: a question is a few bytes and the roster of
+a large job is many thousands, so a caller that asks repeatedly, or does not read, would otherwise occupy the process
+and fill its memory.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
-from msgspec import Struct
 
-from mingle.protocol.effects import Effect, Hangup, Reset, Write
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.events import BytesReceived, ConnectionEvent, Disconnected
+from mingle.protocol.handshake import HandshakeFailed, HostConversation
+from mingle.protocol.links import Link
+from mingle.protocol.machine import Context
 from mingle.protocol.sources import Sources
 from mingle.wire import frames
+from mingle.wire.datagrams import Rejected
 from mingle.wire.frames import body_of
 
 Question: TypeAlias = Literal["status", "roster", "greeting"]
@@ -26,24 +29,25 @@ PROOF_SECONDS = 2.0
 """The least time that a caller has to prove itself, and after that, if it called to join, to send JOIN."""
 PROOF_SECONDS_PER_RANK = 0.005
 """The time for each rank of the job, if that is more: a frame waits here while other callers are served."""
-# Callers that have not proved themselves, beside one for each rank that has no seat; bounded against a flood of
-# connections that never speak.
-MAX_UNPROVED = 2048
-# Callers that have, and do not join, beside one for each rank: without a secret any process can prove itself. Another
-# run of the job waits for the end of this one on so many connections, and must not take it for dead.
-MAX_OBSERVERS = 2048
+# Callers that have not proved themselves, beside one for each rank that has no seat: bounded against a flood of
+# connections that never speak. As many that have, and do not join, beside one for each rank: without a secret any
+# process can prove itself. Another run of the job waits for the end of this one on so many connections, and must not
+# take it for dead.
+MAX_STRANGERS = 2048
 MAX_WHEN_SEALED = 64
 """The limit for each of these two kinds once the session is sealed and awaits no more ranks."""
 STRANGERS_SHARE = 8
 """Each kind gets at most this fraction (one in N) of the process's free descriptors."""
 RANKS_SHARE = 4
 """The additional places for awaited ranks get this fraction. The process keeps a quarter for itself."""
+GREETING_SECONDS = 30.0
+"""How long a caller of the mesh can stay: its greeting is long, and can be lost again and again."""
 ROOM_SECONDS = 0.1
 """How long a measurement of the free descriptors stays valid."""
 
 
-class Caller(Struct, frozen=True):
-    """A caller: its conversation and its address."""
+class Caller(Link, kw_only=True):
+    """A caller: its connection and its address."""
 
     conversation: HostConversation
     address: str
@@ -65,37 +69,42 @@ class Caller(Struct, frozen=True):
         return msgspec.structs.replace(who, address=self.address)
 
 
+class Called(Protocol):
+    """The process that is called."""
+
+    def conversation(self) -> HostConversation:
+        """Begin this side of a conversation."""
+
+    def caller_proved(self, caller: Caller, now: float) -> None:
+        """Handle a caller that has just proved itself."""
+
+    def caller_said(self, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame of a caller that has proved itself."""
+
+    def caller_lost(self, caller: Caller, reason: str, now: float) -> None:
+        """Handle the end of a connection that this process has not ended by :meth:`Callers.hang_up`."""
+
+
 class Callers:
-    """The callers of one host, by connection.
+    """The callers of one process, by connection.
 
     Args:
-        converse: begins the host's side of a conversation.
-        effects: the list to which the host's effects are added.
-        gone: called for each connection that ended, on either side.
+        called: the process.
+        context: has the connections and limits them.
         expected: how many ranks the job has.
-        free_files: returns how many more connections the process can hold.
-        unsent: returns how many bytes a connection has not taken yet.
+        most: how many callers without a seat there can be, of those that have proved themselves and of the others.
     """
 
-    def __init__(
-        self,
-        converse: Callable[[], HostConversation],
-        effects: list[Effect],
-        *,
-        gone: Callable[[int], None],
-        expected: int = 0,
-        free_files: Callable[[], int],
-        unsent: Callable[[int], int],
-    ) -> None:
-        self._converse = converse
-        self._effects = effects
-        self._gone = gone
+    def __init__(self, called: Called, context: Context, *, expected: int = 0, most: int = MAX_STRANGERS) -> None:
+        self._called = called
+        self._links = context.links
+        self._most = most
         self._patience = max(PROOF_SECONDS, PROOF_SECONDS_PER_RANK * expected)
         self._callers: dict[int, Caller] = {}
         self._expected = self._awaited = expected
         self._sealed = False
-        self._free_files = free_files
-        self._unsent = unsent
+        self._free_files = context.free_files
+        self._unsent = context.unsent
         self._encoded: dict[Question, tuple[object, list[bytes]]] = {}
         """The last answer to each question, with the version of what it says."""
         self._outstanding: dict[int, set[Question]] = {}
@@ -106,10 +115,10 @@ class Callers:
         self._unproved = Sources()
         self._observers = Sources()
         """Those that have proved themselves and have no seat, nor have asked for one."""
-        self._deadlines: dict[int, float] = {}
-        """By when a caller has to prove itself, or to ask for a seat; the earliest first."""
-        self._to_write: set[int] = set()
-        """Callers whose conversations may have bytes to write."""
+        self._due: dict[int, float] = {}
+        """By when a caller has to prove itself, or to ask for what it has called for."""
+        self._in_order: list[tuple[float, int]] = []
+        """The same as a heap, with what does not hold any more."""
 
     def __contains__(self, conn: object) -> bool:
         return conn in self._callers
@@ -127,59 +136,81 @@ class Callers:
             self._room = self._free_files() + len(self._unproved) + len(self._observers)
             self._measure_at = now + ROOM_SECONDS
         self._make_room(self._unproved, address)
-        self._callers[conn] = Caller(self._converse(), address)
+        caller = Caller(
+            conn=conn,
+            conversation=self._called.conversation(),
+            handler=self._handle,
+            established=True,
+            address=address,
+        )
+        self._callers[conn] = caller
+        self._links.add(caller)
         self._unproved.add(conn, address)
-        self._deadlines[conn] = now + self._patience
-        self._to_write.add(conn)
+        self._expect_by(conn, now + self._patience)
 
     def expect(self, ranks: int, *, sealed: bool) -> None:
         """Take note of the number of ranks without a seat, and of whether the session takes members."""
         self._awaited, self._sealed = ranks, sealed
 
     def _make_room(self, queue: Sources, address: str) -> None:
-        most, ranks = (
-            (MAX_UNPROVED, 0 if self._sealed else self._awaited)
-            if queue is self._unproved
-            else (MAX_OBSERVERS, self._expected)
-        )
-        strangers = min(MAX_WHEN_SEALED if self._sealed else most, self._room // STRANGERS_SHARE)
+        ranks = self._expected
+        if queue is self._unproved:
+            ranks = 0 if self._sealed else self._awaited
+        strangers = min(MAX_WHEN_SEALED if self._sealed else self._most, self._room // STRANGERS_SHARE)
         for conn in queue.make_room(address, strangers + min(ranks, self._room // RANKS_SHARE)):
             # An orderly close would wait, with the descriptor, until the caller has read what was sent to it. Elsewhere
             # it is better: a reset that comes early looks to the caller like a failed connect(2).
-            self._effects.append(Reset(conn) if self._unsent(conn) else Hangup(conn))
-            self.forget(conn)
+            if self._unsent(conn):
+                self.reset(conn)
+            else:
+                self.hang_up(conn)
 
-    def received(self, conn: int, untrusted: bytes, now: float) -> list[frames.AnyFrame]:
-        """Take a caller's bytes and return the frames in them that came after its proof.
+    def _handle(self, caller: Caller, event: ConnectionEvent, now: float) -> None:
+        if isinstance(event, Disconnected):
+            self._forget(caller)
+            self._called.caller_lost(caller, event.reason, now)
+        elif isinstance(event, BytesReceived):
+            self._received(caller, event.untrusted, now)
 
-        Raises:
-            Rejected, HandshakeFailed: hang up on the caller; see
-                :meth:`mingle.protocol.handshake.HostConversation.receive_data`.
-        """
-        caller = self._callers[conn]
-        self._to_write.add(conn)
-        received = caller.conversation.receive_data(untrusted)
-        if caller.conversation.proved and self._unproved.discard(conn):
-            del self._deadlines[conn]
-            self._make_room(self._observers, caller.address)
-            self._observers.add(conn, caller.address)
-            if caller.hello.purpose == "join":
-                self._deadlines[conn] = now + self._patience
-        if any(isinstance(frame, frames.Join) for frame in received) and caller.hello.purpose == "join":
-            # The registrar gives it a seat or hangs up.
-            self._expect_nothing(conn)
-        return received
+    def _received(self, caller: Caller, untrusted: bytes, now: float) -> None:
+        try:
+            received = caller.receive(untrusted)
+        except (Rejected, HandshakeFailed) as failure:
+            self.hang_up(caller.conn)
+            self._called.caller_lost(caller, str(failure), now)
+            return
+        if caller.conversation.proved and self._unproved.discard(caller.conn):
+            self._proved(caller, now)
+        for frame in received:
+            if caller.conn not in self._callers:
+                break
+            if isinstance(frame, frames.Join) and caller.hello.purpose == "join":
+                self._expect_nothing(caller.conn)  # the registrar gives it a seat or hangs up
+            self._called.caller_said(caller, frame, now)
+
+    def _proved(self, caller: Caller, now: float) -> None:
+        self._make_room(self._observers, caller.address)
+        self._observers.add(caller.conn, caller.address)
+        self._due.pop(caller.conn)
+        if caller.hello.purpose == "join":
+            self._expect_by(caller.conn, now + self._patience)
+        elif caller.hello.purpose == "mesh":
+            self._expect_by(caller.conn, now + GREETING_SECONDS)
+        self._called.caller_proved(caller, now)
+
+    def _expect_by(self, conn: int, due: float) -> None:
+        self._due[conn] = due
+        heapq.heappush(self._in_order, (due, conn))
 
     def _expect_nothing(self, conn: int) -> None:
         self._unproved.discard(conn)
         self._observers.discard(conn)
-        self._deadlines.pop(conn, None)
+        self._due.pop(conn, None)
 
     def send(self, conn: int, frame: frames.AnyFrame) -> None:
         """Send a frame to a caller, if it is still connected."""
         if conn in self._callers:
-            self._callers[conn].conversation.send(frame)
-            self._to_write.add(conn)
+            self._callers[conn].send(frame)
 
     def answer(
         self, conn: int, what: Question, version: object, build: Callable[[], Iterable[frames.AnyFrame]]
@@ -193,8 +224,8 @@ class Callers:
             build: makes the frames of the answer.
         """
         outstanding = self._outstanding.setdefault(conn, set())
-        conversation = self._callers[conn].conversation
-        if not conversation.has_data_to_send and self._unsent(conn) == 0:
+        caller = self._callers[conn]
+        if not caller.conversation.has_data_to_send and self._unsent(conn) == 0:
             outstanding.clear()
         if what in outstanding:
             return
@@ -203,42 +234,37 @@ class Callers:
         if known is None or known[0] != version:
             known = self._encoded[what] = version, [body_of(frame) for frame in build()]
         for body in known[1]:
-            conversation.send_body(body)
-        self._to_write.add(conn)
+            caller.send_body(body)
 
-    def forget(self, conn: int) -> None:
-        """Forget a connection that ended."""
-        self._expect_nothing(conn)
-        self._to_write.discard(conn)
-        self._callers.pop(conn, None)
-        self._outstanding.pop(conn, None)
-        self._gone(conn)
+    def _forget(self, caller: Caller) -> None:
+        self._expect_nothing(caller.conn)
+        del self._callers[caller.conn]
+        self._outstanding.pop(caller.conn, None)
 
     def hang_up(self, conn: int) -> None:
         """Write what is still to be sent to a caller and close its connection."""
-        if conn in self._callers:
-            self._write(conn)
-            self.forget(conn)
-            self._effects.append(Hangup(conn))
+        if (caller := self._callers.get(conn)) is not None:
+            self._forget(caller)
+            self._links.hang_up(caller)
 
-    def flush(self) -> None:
-        """Write all gathered frames."""
-        for conn in sorted(self._to_write):
-            self._write(conn)
-        self._to_write.clear()
+    def hang_up_all(self) -> None:
+        """Hang up on all callers."""
+        for conn in self.connections():
+            self.hang_up(conn)
 
-    def _write(self, conn: int) -> None:
-        data = self._callers[conn].conversation.data_to_send()
-        if data:
-            self._effects.append(Write(conn, data))
+    def reset(self, conn: int) -> None:
+        """End a caller's connection by a TCP reset."""
+        if (caller := self._callers.get(conn)) is not None:
+            self._forget(caller)
+            self._links.reset(caller)
 
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`."""
-        return next(iter(self._deadlines.values()), None)
+        while self._in_order and self._due.get(self._in_order[0][1]) != self._in_order[0][0]:
+            heapq.heappop(self._in_order)
+        return self._in_order[0][0] if self._in_order else None
 
     def handle_timer(self, now: float) -> None:
-        """Hang up on callers that took too long to prove themselves, or to send JOIN."""
-        for conn, deadline in list(self._deadlines.items()):
-            if now < deadline:
-                break
-            self.hang_up(conn)
+        """Hang up on callers that took too long to prove themselves, or to ask for what they have called for."""
+        while (due := self.next_timer()) is not None and now >= due:
+            self.hang_up(self._in_order[0][1])

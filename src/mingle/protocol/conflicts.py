@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from mingle.protocol.connection_race import ConnectionRace, DialTarget, address_seconds
-from mingle.protocol.effects import Effect
-from mingle.protocol.events import ConnectionEvent
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.running_check import RUNNING_PATIENCE_SECONDS, RunningCheck
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
@@ -37,7 +35,6 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
     Args:
         identity: of this process.
         context: what connection races need; its timeout bounds the wait for another run of the job.
-        effects: the list to which the host's effects are added.
         competes: whether this host was given no rank. Another such host that takes members is then no conflict
             (:mod:`mingle.protocol.election`).
     """
@@ -46,22 +43,21 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         self,
         identity: Identity,
         context: Context,
-        effects: list[Effect],
         *,
         competes: bool = False,
     ) -> None:
         self._identity = identity
         self._competes = competes
-        self._table = SessionTable(self, context, effects, patience=address_seconds(identity.world_size))
+        self._table = SessionTable(self, context, patience=address_seconds(identity.world_size))
+        self._links = context.links
         self._claims = context.claims
         self.running_check = RunningCheck(
             identity,
             self._table,
-            effects,
+            context.links.effects,
             claims=context.claims,
             patience=min(RUNNING_PATIENCE_SECONDS, context.timeout),
         )
-        self.owns = self._table.owns
         self._callers: dict[int, _Caller] = {}
         self._conceded: list[frames.ProcessInfo] = []
         """The open hosts that have ended because of the conflict with this host."""
@@ -75,7 +71,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
     @property
     def any_alive(self) -> bool:
         """Whether another host lives, or may hold a job that runs: then this host decides nothing."""
-        return bool(self._callers) or self.running_check.may_run()
+        return bool(self._calling()) or self.running_check.may_run()
 
     def lasting(self, now: float) -> list[frames.ProcessInfo]:
         """Return the open hosts that have been alive for long enough to be an error."""
@@ -86,7 +82,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
             and each.running.state == "open"
             and self._has_lasted(each, CONFLICT_SECONDS, now)
         }
-        called = {each.member: each.who for each in self._callers.values() if now >= each.since + CONFLICT_SECONDS}
+        called = {each.member: each.who for each in self._calling() if now >= each.since + CONFLICT_SECONDS}
         return list(dict.fromkeys([*self._conceded, *{**called, **dialed}.values()]))
 
     @staticmethod
@@ -99,9 +95,11 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         """Handle another host that has proved itself on a connection of its own making."""
         self._callers[conn] = _Caller(member, who, now)
 
-    def caller_gone(self, conn: int) -> None:
-        """Handle the end of that connection."""
-        self._callers.pop(conn, None)
+    def _calling(self) -> list[_Caller]:
+        """Return those whose connections stand."""
+        if self._callers:
+            self._callers = {conn: each for conn, each in self._callers.items() if conn in self._links}
+        return list(self._callers.values())
 
     # --- other hosts that are heard of -----------------------------------------------------------------------------
 
@@ -121,12 +119,6 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
     def _prove(self, session: KnownSession, now: float) -> None:
         purpose: frames.Purpose = "probe" if session.offer.state == "sealed" else "conflict"
         self._table.race(session, self._identity.call(session.name, purpose), now)
-
-    def handle(self, event: ConnectionEvent, now: float) -> None:
-        """Handle what has happened on a connection to another host."""
-        self._table.handle(event, now)
-        self._table.flush()
-        self.running_check.weigh(now)
 
     def abandon(self) -> None:
         """Hang up on all other hosts and forget them."""
@@ -184,7 +176,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
 
     def verdict_timer(self) -> float | None:
         """The time at which :meth:`lasting` or the verdict of the already-running check can change."""
-        times = [each.since + CONFLICT_SECONDS for each in self._callers.values()]
+        times = [each.since + CONFLICT_SECONDS for each in self._calling()]
         times += [
             each.alive_since + CONFLICT_SECONDS
             for each in self._table

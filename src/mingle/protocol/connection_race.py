@@ -8,12 +8,13 @@ when it is accepted: 172.17.0.1 is also this machine's own docker0, and an old p
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from mingle.protocol.effects import Dial, Effect, Hangup, Write
+from mingle.protocol.events import Connected, ConnectionEvent
 from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
+from mingle.protocol.links import Link
 from mingle.protocol.machine import Context
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Offer, Rejected
@@ -76,7 +77,10 @@ def merged(new: Sequence[DialTarget], known: Sequence[DialTarget]) -> list[DialT
     ][:MAX_TARGETS]
 
 
-class _Attempt(Struct):
+class Attempt(Link, kw_only=True):
+    """A connection to one address of the session."""
+
+    race: ConnectionRace
     target: DialTarget
     conversation: MemberConversation
     deadline: float
@@ -105,10 +109,9 @@ class ConnectionRace:
         call: the caller, the session and the purpose.
         targets: where to dial.
         key: of the job's secret, if there is one.
-        context: numbers connections and limits them.
-        effects: the list to which the race adds what is to be done.
+        context: has the connections, numbers them and limits them.
+        handler: handles what happens on a connection; it calls `connected`, `received` and `disconnected`.
         now: the time.
-        connections: the dictionary in which the race enters each of its connections while it owns it.
         patience: the time that each address has, in seconds.
     """
 
@@ -119,25 +122,24 @@ class ConnectionRace:
         *,
         key: JobKey | None,
         context: Context,
-        effects: list[Effect],
+        handler: Callable[[Attempt, ConnectionEvent, float], None],
         now: float,
-        connections: dict[int, ConnectionRace] | None = None,
         patience: float = ADDRESS_SECONDS,
     ) -> None:
         self.call = call
-        self.winner: int | None = None
-        self.conversation: MemberConversation | None = None
+        self.winner: Attempt | None = None
+        """The connection on which the session was proved."""
         self.paths: dict[str, Path] = {}
         self.failures: dict[str, str] = {}
         self._key = key
         self._context = context
-        self._effects = effects
+        self._links = context.links
+        self._handler = handler
         self._patience = patience
         self._all_paths = call.purpose == "join"
-        self._connections = {} if connections is None else connections
         self._waiting = list(targets)
         self._targets = {target.place: target for target in targets}
-        self._attempts: dict[int, _Attempt] = {}
+        self._attempts: list[Attempt] = []
         self._next_start = now
         self._was_silent = False
         self._answered: set[str] = set()
@@ -162,7 +164,7 @@ class ConnectionRace:
     @property
     def address(self) -> str | None:
         """The host's address on the winner's connection."""
-        return None if self.winner is None else self._attempts[self.winner].target.address
+        return None if self.winner is None else self.winner.target.address
 
     @property
     def failure_text(self) -> str:
@@ -185,7 +187,7 @@ class ConnectionRace:
     @property
     def pending(self) -> bool:
         """Whether an address is still being tried."""
-        return bool(self._waiting or any(conn != self.winner for conn in self._attempts))
+        return bool(self._waiting or any(each is not self.winner for each in self._attempts))
 
     @property
     def dialing(self) -> bool:
@@ -211,9 +213,7 @@ class ConnectionRace:
         self.paths = {address: path for address, path in self.paths.items() if address == self.address}
         # A weak path can be a better one by now, so it is proved beside the connection that stands.
         weak = any(path.weak for path in self.paths.values())
-        under_way = {
-            attempt.target.place for conn, attempt in self._attempts.items() if conn != self.winner or not weak
-        }
+        under_way = {each.target.place for each in self._attempts if each is not self.winner or not weak}
         self._waiting = [each for place, each in self._targets.items() if place not in under_way]
         self._failed_at.clear()
         self._next_start = now
@@ -230,18 +230,18 @@ class ConnectionRace:
 
     def next_timer(self) -> float | None:
         """The time of the next call to :meth:`handle_timer`."""
-        times = [attempt.deadline for conn, attempt in self._attempts.items() if conn != self.winner]
+        times = [each.deadline for each in self._attempts if each is not self.winner]
         if self._waiting:
             times.append(self._next_start)
         return min(times, default=None)
 
     def handle_timer(self, now: float) -> None:
         """Give up what took too long, and start what is due."""
-        for conn, attempt in list(self._attempts.items()):
-            if conn != self.winner and now >= attempt.deadline:
+        for attempt in list(self._attempts):
+            if attempt is not self.winner and now >= attempt.deadline:
                 self._was_silent = True
-                missing = "proof" if attempt.local_address else "answer"
-                self._give_up(conn, f"no {missing} within {self._patience:.0f} s", now)
+                missing = "proof" if attempt.established else "answer"
+                self._give_up(attempt, f"no {missing} within {self._patience:.0f} s", now)
         while self._waiting and now >= self._next_start:
             waits = []
             for target in self._waiting:
@@ -255,33 +255,35 @@ class ConnectionRace:
                 self._next_start = now + min(waits)
 
     def _start(self, target: DialTarget, now: float) -> None:
-        conn = self._context.new_id()
-        conversation = MemberConversation(self.call, target.place, self._key)
-        self._attempts[conn] = _Attempt(target, conversation, now + self._patience)
-        self._connections[conn] = self
-        self._effects.append(Dial(conn, target.address, target.port, target.interface))
+        attempt = Attempt(
+            conn=self._context.new_id(),
+            conversation=MemberConversation(self.call, target.place, self._key),
+            handler=self._handler,
+            race=self,
+            target=target,
+            deadline=now + self._patience,
+        )
+        self._attempts.append(attempt)
+        self._links.dial(attempt, target.address, target.port, target.interface)
 
-    def connected(self, conn: int, local_address: str, interface: str, *, weak: bool = False) -> None:
-        """Handle an established connection; ``interface`` owns its local address."""
-        attempt = self._attempts[conn]
+    def connected(self, attempt: Attempt, event: Connected) -> None:
+        """Handle an established connection."""
         self.was_connected = True
-        attempt.local_address, attempt.interface, attempt.weak = local_address, interface, weak
-        self._effects.append(Write(conn, attempt.conversation.data_to_send()))
+        attempt.local_address, attempt.interface, attempt.weak = event.local_address, event.interface, event.weak
 
-    def received(self, conn: int, untrusted: bytes, now: float) -> list[AnyFrame]:
+    def received(self, attempt: Attempt, untrusted: bytes, now: float) -> list[AnyFrame]:
         """Handle bytes; return the winner's frames that follow the proof.
 
         Raises:
             Rejected, HandshakeFailed: on the winner's connection only; any other is given up here.
         """
-        attempt = self._attempts[conn]
-        if conn == self.winner:
-            return attempt.conversation.receive_data(untrusted)
+        if attempt is self.winner:
+            return attempt.receive(untrusted)
         try:
-            received = attempt.conversation.receive_data(untrusted)
+            received = attempt.receive(untrusted)
         except (Rejected, HandshakeFailed) as failure:
             self._answered.add(attempt.target.address)
-            self._give_up(conn, str(failure), now)
+            self._give_up(attempt, str(failure), now)
             self._hurry(now)
             return []
         if attempt.conversation.welcome is None:
@@ -295,10 +297,9 @@ class ConnectionRace:
             weak=attempt.weak,
         )
         if self.winner is not None:
-            self._release(conn)
-            self._effects.append(Hangup(conn))
+            self._hang_up(attempt)
             return []
-        self.winner, self.conversation = conn, attempt.conversation
+        self.winner = attempt
         if self._all_paths:
             self._next_start = now
             self.handle_timer(now)
@@ -306,51 +307,38 @@ class ConnectionRace:
             self.stop_trying()
         return received
 
-    def disconnected(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, attempt: Attempt, reason: str, now: float) -> None:
         """Handle a connection that ended or could not be made."""
         if "ECONNREFUSED" not in reason:
             self.may_live = True
-        if self._attempts[conn].local_address:
-            self._answered.add(self._attempts[conn].target.address)
-        self._fail(self._release(conn), reason, now)
-        if conn == self.winner:
-            self.winner = self.conversation = None
+        if attempt.established:
+            self._answered.add(attempt.target.address)
+        self._give_up(attempt, reason, now)
+        if attempt is self.winner:
+            self.winner = None
         self._hurry(now)
-
-    def flush(self) -> None:
-        """Write what the conversation has to send."""
-        if self.winner is not None and self.conversation is not None:
-            data = self.conversation.data_to_send()
-            if data:
-                self._effects.append(Write(self.winner, data))
 
     def stop_trying(self) -> None:
         """Give up every address but the winner's."""
         self._waiting.clear()
-        for conn in [each for each in self._attempts if each != self.winner]:
-            self.failures[self._release(conn).address] = "not needed any more"
-            self._effects.append(Hangup(conn))
+        for attempt in [each for each in self._attempts if each is not self.winner]:
+            self.failures[attempt.target.address] = "not needed any more"
+            self._hang_up(attempt)
 
     def abandon(self) -> None:
         """Hang up on every address."""
-        self.flush()
-        for conn in list(self._attempts):
-            self._release(conn)
-            self._effects.append(Hangup(conn))
+        for attempt in list(self._attempts):
+            self._hang_up(attempt)
         self._waiting.clear()
-        self.winner = self.conversation = None
+        self.winner = None
 
-    def _release(self, conn: int) -> DialTarget:
-        """Forget a connection; return what it was dialed for."""
-        self._connections.pop(conn, None)
-        return self._attempts.pop(conn).target
+    def _give_up(self, attempt: Attempt, reason: str, now: float) -> None:
+        self.failures[attempt.target.address], self._failed_at[attempt.target.place] = reason, now
+        self._hang_up(attempt)
 
-    def _fail(self, target: DialTarget, reason: str, now: float) -> None:
-        self.failures[target.address], self._failed_at[target.place] = reason, now
-
-    def _give_up(self, conn: int, reason: str, now: float) -> None:
-        self._fail(self._release(conn), reason, now)
-        self._effects.append(Hangup(conn))
+    def _hang_up(self, attempt: Attempt) -> None:
+        self._attempts.remove(attempt)
+        self._links.hang_up(attempt)
 
     def _hurry(self, now: float) -> None:
         """Handle the failure of one address: try the next one now, if the dial budget allows it."""

@@ -277,7 +277,7 @@ class Elector(SessionPolicy[KnownSession]):
         self.endpoints = endpoints
         self.joiner = make_joiner(identity, context, now)
         if context.mesh != "off":
-            self.joiner.listen(endpoints)
+            self.joiner.endpoints = endpoints
         self.host: Host | None = None
         self._make_host = make_host
         self._context = context
@@ -285,7 +285,7 @@ class Elector(SessionPolicy[KnownSession]):
         self._deadline = now + context.timeout
         self._failure: MingleError | None = None
         """Why the own session failed, once it is gone."""
-        self._effects: list[Effect] = []
+        self.links = context.links
         self._candidacy = candidacy or Candidacy(identity)
         self._attendance = Attendance(identity)
         self._patient_until: float | None = None
@@ -297,7 +297,7 @@ class Elector(SessionPolicy[KnownSession]):
         self._look_from(now)
         self._asked_by: bytes | None = None
         """The session whose host has asked this process to lead: that host closes for this one, whatever the ids."""
-        self._rivals = SessionTable(self, context, self._effects, patience=address_seconds(identity.world_size))
+        self._rivals = SessionTable(self, context, patience=address_seconds(identity.world_size))
         """The other hosts of the job, while this process hosts, with the calls to them."""
 
     # --- what the driver reads -------------------------------------------------------------------------------------
@@ -329,11 +329,7 @@ class Elector(SessionPolicy[KnownSession]):
 
     def effects(self) -> list[Effect]:
         """Return what the driver has to do now, once."""
-        self._rivals.flush()
-        done, self._effects[:] = list(self._effects), []
-        if self.host is not None:
-            done += self.host.effects()
-        return done + self.joiner.effects()
+        return self.links.take_effects()
 
     def next_timer(self) -> float | None:
         """The time of the next `TimerDue`."""
@@ -373,11 +369,8 @@ class Elector(SessionPolicy[KnownSession]):
         match event:
             case Heard():
                 self._heard(event, now)
-            case HeardUnverified() | Accepted() | Inspected():
+            case HeardUnverified() | Accepted() | Inspected() | Connected() | BytesReceived() | Disconnected():
                 self.acting.handle(event, now)
-            case Connected(conn) | BytesReceived(conn) | Disconnected(conn):
-                if (owner := self._owner(conn)) is not None:
-                    owner.handle(event, now)
             case StoreOpened() | StoreFailed():
                 if self.host is not None:
                     self.host.handle(event, now)
@@ -407,14 +400,6 @@ class Elector(SessionPolicy[KnownSession]):
                 return  # once it has sent CONFIRM, this host can't close, so it must not wait for that session either
             # A session that is sealed may run without this process: nothing is confirmed until that is known.
         self.acting.handle(event, now)
-
-    def _owner(self, conn: int) -> SessionTable[KnownSession] | Host | Joiner | None:
-        parts = (self._rivals, self.joiner, self.host)
-        return next((each for each in parts if each is not None and each.owns(conn)), None)
-
-    def owns(self, conn: int) -> bool:
-        """Return whether a connection is this machine's."""
-        return self._owner(conn) is not None
 
     # --- becoming the host -----------------------------------------------------------------------------------------
 
@@ -562,7 +547,7 @@ class Elector(SessionPolicy[KnownSession]):
             note(host.diagnostics.hosts, session.host_name, f"not reached: {race.failure_text}")
             if how := session.lost(race):
                 host.diagnostics.does_not_reach(self.identity, session.offer, how, now)
-                self._effects.append(Multicast(self.identity.seek(session.name, how), to_peers=True))
+                self.links.effects.append(Multicast(self.identity.seek(session.name, how), to_peers=True))
             if self._loses_to(session.offer):
                 host.answer_host(other, frames.Unreachable(session=session.name))
             host.registrar.first_not_reached(other, now)
@@ -581,7 +566,6 @@ class Elector(SessionPolicy[KnownSession]):
         if self.host is not None:
             self._failure = self.host.failure
             self.host.close(reason, winner)
-            self._effects += self.host.effects()
             self.host = None
 
     def expired(self, now: float) -> bool:

@@ -16,11 +16,16 @@ The member proves the secret first: a stranger who connects to a host gets no MA
 
 from __future__ import annotations
 
+from collections.abc import Container
+from typing import get_args
+
 import msgspec
 
 from mingle.wire import frames
 from mingle.wire.authentication import FrameKeys, JobKey, join_fields, new_nonce, session_hash
 from mingle.wire.frames import AnyFrame, FrameReader, Hello, ProcessInfo, Prove, Purpose, Refused, Welcome, encode_frame
+
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
 class HandshakeFailed(Exception):
@@ -89,6 +94,10 @@ class Conversation:
         self._keys: FrameKeys | None = None
         self._reader = FrameReader(frames.MAX_HANDSHAKE_BYTES)
         self._outgoing = bytearray(frames.PREFACE)
+
+    def receive_data(self, untrusted: bytes) -> list[AnyFrame]:
+        """Take bytes from the other side and return the frames in them that came after its proof."""
+        raise NotImplementedError
 
     def send(self, frame: AnyFrame) -> None:
         """Append a frame to the outgoing buffer."""
@@ -172,7 +181,10 @@ class MemberConversation(Conversation):
 
 
 class HostConversation(Conversation):
-    """The called side. ``hello`` is set once the caller has named itself, ``proved`` once it has proved itself."""
+    """The called side. ``hello`` is set once the caller has named itself, ``proved`` once it has proved itself.
+
+    Callers with another purpose than ``purposes`` are told that no such session is hosted here.
+    """
 
     def __init__(
         self,
@@ -183,8 +195,10 @@ class HostConversation(Conversation):
         addresses: tuple[str, ...],
         port: int,
         key: JobKey | None = None,
+        purposes: Container[Purpose] = PURPOSES,
     ) -> None:
         super().__init__(key)
+        self._purposes = purposes
         self._job = job
         self._attempt = attempt
         self._session = session
@@ -219,7 +233,8 @@ class HostConversation(Conversation):
         if not isinstance(frame, Hello):
             raise HandshakeFailed("order", f"{type(frame).__name__} instead of Hello")
         session = session_hash(self._session, frame.nonce)
-        if (frame.job, frame.attempt, frame.session_hash) != (self._job, self._attempt, session):
+        ours = (frame.job, frame.attempt, frame.session_hash) == (self._job, self._attempt, session)
+        if not ours or frame.purpose not in self._purposes:
             self.send(Refused(reason="session", detail="another session is hosted here"))
             raise HandshakeFailed("session", "the caller looks for another session")
         self.claimed = frame.purpose

@@ -37,7 +37,6 @@ from mingle.protocol.events import (
     AddressesChanged,
     BytesReceived,
     Connected,
-    ConnectionEvent,
     Disconnected,
     Event,
     Heard,
@@ -48,7 +47,7 @@ from mingle.protocol.events import (
     StoreOpened,
     TimerDue,
 )
-from mingle.protocol.handshake import HandshakeFailed
+from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
 from mingle.protocol.mesh import greeting
 from mingle.protocol.mesh_proof import Proof
@@ -62,7 +61,7 @@ from mingle.protocol.seating import contiguous
 from mingle.protocol.seats import EXPLICIT, Seats
 from mingle.protocol.states import Transitions, transition
 from mingle.wire import frames
-from mingle.wire.datagrams import Bye, Datagram, Offer, Rejected, Seek
+from mingle.wire.datagrams import Bye, Datagram, Offer, Seek
 
 MAX_HOSTS_SEEN = 64
 """Reports of other hosts between two events; bounded against a member that sends many."""
@@ -130,7 +129,9 @@ class Host:
         """Whether it was given a secret."""
         self.state: State = Forming(started + context.timeout if deadline is None else deadline)
         self.diagnostics = diagnostics or Diagnostics(unit=identity.who.unit, member=identity.member)
-        self._effects: list[Effect] = []
+        self.links = context.links
+        self._effects = context.links.effects
+        self._key = context.key
         self.gave_way: frames.Refused | None = None
         """Why this host closes for nodes that it can't reach, if it does."""
         self._hosts_seen: list[Offer] = []
@@ -146,19 +147,12 @@ class Host:
             diagnostics=self.diagnostics,
             effects=self._effects,
         )
-        self._proving = Proving(identity, context, self._effects, port=lambda: self.endpoints.port)
+        self._proving = Proving(identity, context, port=lambda: self.endpoints.port)
         self.registrar = Registrar(
             session, self._description.seat(), self, self._admission(), mesh=context.mesh, deadline=self.state.deadline
         )
-        self.conflicts = ConflictingHosts(identity, context, self._effects, competes=identity.rank is None)
-        self._callers = Callers(
-            functools.partial(self._description.conversation, context.key),
-            self._effects,
-            gone=self.conflicts.caller_gone,
-            expected=identity.world_size,
-            free_files=context.free_files,
-            unsent=context.unsent,
-        )
+        self.conflicts = ConflictingHosts(identity, context, competes=identity.rank is None)
+        self._callers = Callers(self, context, expected=identity.world_size)
 
     def _admission(self) -> Admission:
         """Return the rules for the members of the session."""
@@ -168,9 +162,7 @@ class Host:
 
     def effects(self) -> list[Effect]:
         """Return what the driver has to do now, once."""
-        self._callers.flush()
-        done, self._effects[:] = list(self._effects), []
-        return done
+        return self.links.take_effects()
 
     @property
     def outcome(self) -> Formation | None:
@@ -272,17 +264,11 @@ class Host:
                 self.diagnostics.unverified(self.identity, message)
             case Accepted(conn, address):
                 self._accepted(conn, address, now)
-            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self.conflicts.owns(conn):
-                self._handle_conflict(event, now)
-            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self._proving.owns(conn):
-                self._prove(event, now)
+            case Connected() | BytesReceived() | Disconnected():
+                self.links.handle(event, now)
+                self._after_connection(now)
             case Inspected():
-                self._prove(event, now)
-            case BytesReceived(conn, untrusted):
-                self._received(conn, untrusted, now)
-            case Disconnected(conn, reason):
-                self._callers.forget(conn)
-                self.registrar.lost(conn, now, reason)
+                self._proving.inspected(event)
                 self._advance(now)
             case StoreOpened(epoch, port, token):
                 self.registrar.store_opened(epoch, port, token, now)
@@ -326,52 +312,37 @@ class Host:
         self._callers.expect(awaited, sealed=self.registrar.state.sealed)
         self._callers.accepted(conn, address, now)
 
-    def owns(self, conn: int) -> bool:
-        """Return whether a connection is this machine's."""
-        return conn in self._callers or self.conflicts.owns(conn) or self._proving.owns(conn)
-
-    def _prove(self, event: ConnectionEvent | Inspected, now: float) -> None:
-        """Handle what has happened to the host's own part in the proof of the mesh."""
-        self._proving.handle(event, now)
-        if not self._proving.under_way:
-            self._advance(now)
-
-    def _handle_conflict(self, event: ConnectionEvent, now: float) -> None:
-        """Handle what has happened on a connection to another host of the job."""
-        self.conflicts.handle(event, now)
+    def _after_connection(self, now: float) -> None:
+        """Take the steps that follow from what has happened on a connection."""
+        if self.closed:
+            return
+        self.conflicts.running_check.weigh(now)
         self._advance(now)
         if not self.finished:
             self._judge(now)
 
-    def _received(self, conn: int, untrusted: bytes, now: float) -> None:
-        caller = self._callers[conn]
-        was_proved = caller.conversation.proved
-        try:
-            received = self._callers.received(conn, untrusted, now)
-        except (Rejected, HandshakeFailed) as failure:
-            if isinstance(failure, HandshakeFailed) and failure.reason == "secret" and not caller.asks_only:
-                note_name(self.diagnostics.secret_failures, f"{caller.address}: {failure}")
-            self._callers.hang_up(conn)
-            self.registrar.lost(conn, now, str(failure))
-            self._advance(now)
-            return
-        if caller.conversation.proved and not was_proved:
-            self._greet(conn, caller, now)
-        for frame in received:
-            if conn in self._callers:
-                self._frame(conn, caller, frame, now)
-        self._advance(now)
+    def conversation(self) -> HostConversation:
+        """Begin the host's side of a conversation with a caller."""
+        return self._description.conversation(self._key)
 
-    def _greet(self, conn: int, caller: Caller, now: float) -> None:
-        """Answer a caller that has just proved itself and only asks."""
-        hello = caller.hello
+    def caller_lost(self, caller: Caller, reason: str, now: float) -> None:
+        """Handle the end of a caller's connection."""
+        if reason.startswith("secret") and not caller.asks_only:
+            note_name(self.diagnostics.secret_failures, f"{caller.address}: {reason}")
+        self.registrar.lost(caller.conn, now, reason)
+
+    def caller_proved(self, caller: Caller, now: float) -> None:
+        """Answer a caller that only asks."""
+        conn, hello = caller.conn, caller.hello
         if hello.purpose in ("probe", "conflict"):
-            self._callers.send(conn, self._description.running(self.registrar, hello.who, now))
+            caller.send(self._description.running(self.registrar, hello.who, now))
         elector = self.registrar.seats.assigned and hello.who.rank is None
         if hello.purpose == "conflict" and not elector and not self.finished:
             self.conflicts.caller(conn, hello.member, caller.as_seen(hello.who), now)
 
-    def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+    def caller_said(self, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame of a caller."""
+        conn = caller.conn
         if isinstance(frame, frames.Join) and caller.hello.purpose == "join":
             who, member = caller.as_seen(frame.who), caller.hello.member
             self.diagnostics.joined(member, msgspec.structs.replace(who, rank=frame.rank))

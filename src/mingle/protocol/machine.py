@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -25,6 +25,7 @@ from mingle.protocol.claims import ClaimBudget, DialBudget
 from mingle.protocol.effects import Effect
 from mingle.protocol.events import Address, Event
 from mingle.protocol.handshake import Call
+from mingle.protocol.links import Links
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_REASON_BYTES, Datagram, Failed, Kind, List, Offer, Seek, truncate_utf8
 from mingle.wire.frames import MAX_OWN_ADDRESSES, AnyFrame, Join, Path, Place, ProcessInfo, Purpose, Seat
@@ -181,6 +182,8 @@ class Context(Struct, frozen=True, kw_only=True):
     """Whether the job forms only if all its nodes reach each other (:mod:`mingle.protocol.mesh`)."""
     reached: dict[tuple[bytes, str, int], float] = field(default_factory=dict)
     """When this process has last reached another member at an address and port."""
+    links: Links = field(default_factory=Links)
+    """The connections of this process."""
     claims: ClaimBudget = field(default_factory=ClaimBudget)
     """The budget of the time to wait for sessions that are only claimed, of one attempt to join."""
 
@@ -228,6 +231,10 @@ def roster_digest(seats: Sequence[Seat]) -> bytes:
 class Machine(Protocol):
     """What every machine offers its driver."""
 
+    @property
+    def links(self) -> Container[int]:
+        """The connections of this machine; only their events reach it."""
+
     def handle(self, event: Event, now: float, /) -> None:
         """Process what has happened."""
 
@@ -242,9 +249,6 @@ class Machine(Protocol):
 
     def showing(self) -> Seek | Offer | None:
         """Return what others are to find of this process in a shared folder now."""
-
-    def owns(self, conn: int, /) -> bool:
-        """Return whether a connection is this machine's; only events of its own connections reach it."""
 
     def close(self, reason: str, /) -> None:
         """End everything."""

@@ -15,14 +15,14 @@ from msgspec import Struct
 
 from mingle.errors import MingleError
 from mingle.protocol import reports
-from mingle.protocol.effects import Effect
+from mingle.protocol.callers import Caller, Callers
+from mingle.protocol.effects import Effect, Hangup
 from mingle.protocol.events import (
     Accepted,
     Address,
     AddressesChanged,
     BytesReceived,
     Connected,
-    ConnectionEvent,
     Disconnected,
     Event,
     Heard,
@@ -34,9 +34,10 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
+from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, scoped
 from mingle.protocol.membership import RETURN_SECONDS, Membership, RosterAnswer
-from mingle.protocol.mesh import Answerer
+from mingle.protocol.mesh import greeting
 from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note
 from mingle.protocol.participant import AwaitingConfirm, AwaitingSeal, Decided, Participant, TryingPaths
 from mingle.protocol.proving import Proving
@@ -45,12 +46,14 @@ from mingle.protocol.sessions import KnownSession
 from mingle.protocol.states import Transitions, transition
 from mingle.text import endpoint_text
 from mingle.wire import frames
-from mingle.wire.datagrams import Datagram, Offer, Seek
+from mingle.wire.datagrams import MAX_ADDRESSES, Datagram, Offer, Seek
 
 SUSPECT_SECONDS = 2.0
 """The time in which the host must answer once there is a sign that it has gone: another one offers itself, say."""
 HOST_SEEN_SECONDS = 1.0
 """The least time between two reports of the same other host to the own one."""
+MAX_CALLERS = 256
+"""The nodes that can prove the mesh to this one at a time."""
 LEFT_OUT_SECONDS = 30.0
 """How long a node that can't reach a member waits before it asks the session for a seat again."""
 HOST_GONE_SECONDS = 5.0
@@ -240,28 +243,30 @@ class Joiner:
         self.roster = RosterAnswer(identity.world_size)
         self._status_of = b""
         """The session of that status."""
+        self.endpoints: Endpoints | None = None
+        """Where others can connect to this process, for the mesh; None: it does not listen."""
+        self.links = context.links
+        self._key = context.key
         self._secured = context.key is not None
         self._deadline = now + context.timeout
-        self._effects: list[Effect] = []
-        self._answerer = Answerer(identity, context, self._effects)
-        self._proving = Proving(identity, context, self._effects, port=lambda: self.port)
-        self.search = Search(identity, context, now, diagnostics=self.diagnostics, effects=self._effects, searcher=self)
+        self._effects = context.links.effects
+        self._callers = Callers(self, context, most=MAX_CALLERS)
+        self._called: KnownSession | None = None
+        """The session in which the callers prove the mesh."""
+        self._proving = Proving(identity, context, port=lambda: self.port)
+        self.search = Search(identity, context, now, diagnostics=self.diagnostics, searcher=self)
 
     def _change(self, why: str, state: State) -> None:
         before = self.part
         self.state = transition(TRANSITIONS, self.state, why, state)
         if before is not None and self.part is not before:
             before.end()
-            self._answerer.serve(b"")
+            self._callers.hang_up_all()
 
     @property
     def port(self) -> int:
         """Where this process answers the connections of the mesh; 0: it does not."""
-        return self._answerer.port
-
-    def listen(self, endpoints: Endpoints) -> None:
-        """Answer the connections of the mesh, which come to these endpoints."""
-        self._answerer.endpoints = endpoints
+        return 0 if self.endpoints is None else self.endpoints.port
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -297,15 +302,13 @@ class Joiner:
 
     def effects(self) -> list[Effect]:
         """Return what the driver has to do now, once."""
-        self.search.table.flush()
-        done, self._effects[:] = list(self._effects), []
-        return done
+        return self.links.take_effects()
 
     def next_timer(self) -> float | None:
         """The time of the next `TimerDue`."""
         if self.failure is not None:
             return None
-        state, times = self.state, [self.search.table.next_timer(), self._answerer.next_timer()]
+        state, times = self.state, [self.search.table.next_timer(), self._callers.next_timer()]
         if isinstance(state, Formed):
             times.append(state.membership.next_timer())
         else:
@@ -351,10 +354,6 @@ class Joiner:
         """The sign in a shared folder: a process that has a host needs none."""
         return self.search.question if self.session is None and not self.finished else None
 
-    def owns(self, conn: int) -> bool:
-        """Return whether a connection is this machine's."""
-        return self.search.table.owns(conn) or self._answerer.owns(conn) or self._proving.owns(conn)
-
     # --- events ----------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> None:
@@ -368,16 +367,12 @@ class Joiner:
                 self._accepted(event, now)
             case AddressesChanged(addresses):
                 self._readdress(addresses)
-            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self._answerer.owns(conn):
-                self._answerer.handle(event)
-            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self._proving.owns(conn):
-                self._prove(event, now)
+            case Connected() | BytesReceived() | Disconnected():
+                self.links.handle(event, now)
+                self._confirm_if_due(now)
             case Inspected():
-                self._prove(event, now)
-            case Connected():
-                self.search.handle(event, now)
-            case BytesReceived() | Disconnected():
-                self._handle_connection(event, now)
+                self._proving.inspected(event)
+                self._confirm_if_due(now)
             case StoreProved(session, epoch):
                 self._store_proved(session, epoch)
             case StoreUnreachable(session, epoch, reason):
@@ -387,14 +382,46 @@ class Joiner:
             case TimerDue():
                 self._handle_timer(now)
 
+    # --- the mesh, which others prove ------------------------------------------------------------------------------
+
     def _accepted(self, event: Accepted, now: float) -> None:
         """Answer a connection of the mesh, or hang up on it."""
-        session = self._mesh_session()
-        if session is not None:
-            self._answerer.serve(session.name, [each.local_address for each in session.paths])
+        before, self._called = self._called, self._mesh_session()
+        if self._called is not before:
+            self._callers.hang_up_all()
+        if self._called is None or self.endpoints is None:
+            self._effects.append(Hangup(event.conn))
         else:
-            self._answerer.serve(b"")
-        self._answerer.accepted(event, now)
+            self._callers.accepted(event.conn, event.address, now)
+
+    def conversation(self) -> HostConversation:
+        """Begin this side of a conversation with a node that proves the mesh."""
+        session, endpoints = self._called, self.endpoints
+        assert session is not None
+        assert endpoints is not None
+        own = (*(each.local_address for each in session.paths), *(each.address for each in endpoints.addresses))
+        return HostConversation(
+            job=self.identity.job,
+            attempt=self.identity.attempt,
+            session=session.name,
+            addresses=tuple(dict.fromkeys(own))[:MAX_ADDRESSES],
+            port=endpoints.port,
+            key=self._key,
+            purposes=("mesh",),
+        )
+
+    def caller_proved(self, caller: Caller, now: float) -> None:
+        """Wait for its greeting."""
+
+    def caller_said(self, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+        """Greet a node of the mesh; anything else is said to a host."""
+        if isinstance(frame, frames.Greet):
+            self._callers.answer(caller.conn, "greeting", None, lambda: [greeting(self.identity.member)])
+        else:
+            self._callers.hang_up(caller.conn)
+
+    def caller_lost(self, caller: Caller, reason: str, now: float) -> None:
+        """It has proved its path, or will call again."""
 
     def _mesh_session(self) -> KnownSession | None:
         """The session whose mesh this member is part of: none before a seat is asked for, and from SEALED on."""
@@ -403,15 +430,8 @@ class Joiner:
         return link.session if link is not None and forming else None
 
     def _readdress(self, addresses: tuple[Address, ...]) -> None:
-        endpoints = self._answerer.endpoints
-        if endpoints is not None:
-            self._answerer.endpoints = msgspec.structs.replace(endpoints, addresses=addresses)
-
-    def _prove(self, event: ConnectionEvent | Inspected, now: float) -> None:
-        """Handle what has happened to this member's part in the proof of the mesh."""
-        self._proving.handle(event, now)
-        if not self._proving.under_way:
-            self._confirm_if_due(now)
+        if self.endpoints is not None:
+            self.endpoints = msgspec.structs.replace(self.endpoints, addresses=addresses)
 
     def _heard(self, message: Datagram, source: Source, now: float) -> None:
         if self.finished:
@@ -455,17 +475,6 @@ class Joiner:
             link.session.race.prove_again(now)
             self._confirm_if_due(now)  # the last other attempt can have been given up just now
 
-    def _handle_connection(self, event: BytesReceived | Disconnected, now: float) -> None:
-        session = self.search.table.owner(event.conn)
-        from_host = isinstance(event, BytesReceived) and session is self.session
-        if from_host and session.race is not None and event.conn == session.race.winner:  # another can be a stranger's
-            if isinstance(self.state, Formed):
-                self.state.membership.heard(now)
-            elif self.state.link is not None:
-                self.state.link.heard(now)
-        self.search.handle(event, now)
-        self._confirm_if_due(now)
-
     # --- the way to GO ---------------------------------------------------------------------------------------------
 
     def join(self, session: KnownSession, now: float) -> None:
@@ -485,6 +494,10 @@ class Joiner:
     def host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Handle a frame of the own host."""
         state = self.state
+        if isinstance(state, Formed):
+            state.membership.heard(now)
+        elif state.link is not None:
+            state.link.heard(now)
         match frame:
             case frames.Ping():
                 proving = self.part is not None and self.part.is_proving
@@ -651,7 +664,7 @@ class Joiner:
         if self.failure is not None:
             return
         self.search.table.handle_timer(now)
-        self._answerer.handle_timer(now)
+        self._callers.handle_timer(now)
         if isinstance(self.state, Formed):
             self.state.membership.handle_timer(now)
             if self.state.membership.unanswered(now):
@@ -728,5 +741,5 @@ class Joiner:
             self.session.send(frames.Leave(session=self.session.name, reason=reason[: frames.MAX_TEXT_CHARACTERS]))
         if self.part is not None:
             self.part.end()
-        self._answerer.serve(b"")
+        self._callers.hang_up_all()
         self.search.table.hang_up()

@@ -2,7 +2,7 @@
 
 GO means that every pair of nodes has opened a TCP connection in both directions on the network that was chosen. CONFIRM
 gives each node its targets. A :class:`Prover` dials them, and CONFIRMED names those that it could not reach. The
-process at the other end, an :class:`Answerer` or the host, answers.
+process at the other end answers (:mod:`mingle.protocol.callers`).
 
 A connection counts when both sides have proved the session, with the handshake of every control connection, and have
 greeted each other. GREET is longer than a packet, because a path that drops large packets carries a handshake. A
@@ -18,13 +18,13 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct, field
 
-from mingle.protocol.effects import Dial, Effect, Hangup, Inspect, Write
-from mingle.protocol.events import Accepted, BytesReceived, Connected, ConnectionEvent, Disconnected, Inspected
-from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
-from mingle.protocol.machine import Context, Endpoints, Identity
-from mingle.protocol.sources import Sources
+from mingle.protocol.effects import Inspect
+from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected, Inspected
+from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
+from mingle.protocol.links import Link
+from mingle.protocol.machine import Context
 from mingle.wire import frames
-from mingle.wire.datagrams import MAX_ADDRESSES, Rejected
+from mingle.wire.datagrams import Rejected
 from mingle.wire.frames import PADDING_BYTES, Failure, Target, Unreached
 
 TARGETS_AT_ONCE = 32
@@ -57,12 +57,6 @@ INSPECTION_SECONDS = AGAIN_SECONDS
 the last try must not become longer for it."""
 LOSSY = "some packets pass and others are lost"
 """The detail of a target to which connections were made that failed in different ways."""
-MAX_CALLERS = 256
-"""The connections that a member accepts at a time."""
-CALLERS_SHARE = 8
-"""The fraction (one in N) of the process's free descriptors that these get."""
-CALLER_SECONDS = 30.0
-"""How long such a connection can stay."""
 FULL_MESH = 256
 """The greatest number of nodes of which each pair is proved."""
 SAMPLE = 32
@@ -88,21 +82,21 @@ def targets_of(number: int, nodes: int) -> list[int]:
 # --- the side that dials -------------------------------------------------------------------------------------------
 
 
-class _Attempt(Struct):
+class _Attempt(Link, kw_only=True):
     """One connection to a target."""
 
     conversation: MemberConversation
-    connected: bool = False
+    pursuit: _Pursuit
 
 
-class _Pursuit(Struct):
+class _Pursuit(Struct, eq=False):
     """What is known of one target."""
 
     target: Target
     ends: float
     """Until when it is dialed if nobody answers."""
     next_dial: float
-    attempts: dict[int, _Attempt] = field(default_factory=dict)
+    attempts: list[_Attempt] = field(default_factory=list)
     refused_until: float | None = None
     """Until when it is dialed if it goes on to refuse."""
     how: Unreached = "no answer"
@@ -118,7 +112,7 @@ class _Pursuit(Struct):
     @property
     def connected(self) -> bool:
         """Whether a connection is established."""
-        return any(each.connected for each in self.attempts.values())
+        return any(each.established for each in self.attempts)
 
     @property
     def unanswered(self) -> tuple[Unreached, str]:
@@ -126,7 +120,7 @@ class _Pursuit(Struct):
 
         On a network that loses three packets in ten, two connections fail alike by chance.
         """
-        greeted = [each.conversation.welcome is not None for each in self.attempts.values() if each.connected]
+        greeted = [each.conversation.welcome is not None for each in self.attempts if each.established]
         if len(greeted) < DIALS_AT_ONCE or len(set(greeted)) > 1:
             return "no answer", LOSSY
         return ("large packets" if greeted[0] else "silent"), ""
@@ -134,7 +128,7 @@ class _Pursuit(Struct):
     @property
     def greeted(self) -> bool:
         """Whether GREET was sent on a connection."""
-        return any(each.conversation.welcome is not None for each in self.attempts.values())
+        return any(each.conversation.welcome is not None for each in self.attempts)
 
 
 class Prover:
@@ -145,8 +139,7 @@ class Prover:
         targets: where to dial, the first first.
         interface: the interface of the network, which is the scope of link-local addresses.
         seconds: how long to dial a target that does not answer.
-        context: numbers connections, and remembers those that were reached.
-        effects: the list to which the prover adds what is to be done.
+        context: has and numbers connections, and remembers those that were reached.
         ask: asks the host whether the process of a target runs; the answer comes by :meth:`runs`.
         inspect: what is to be found out about this machine meanwhile; None: nothing.
         now: the time.
@@ -160,7 +153,6 @@ class Prover:
         interface: str,
         seconds: float,
         context: Context,
-        effects: list[Effect],
         ask: Callable[[bytes, float], None],
         inspect: Inspect | None = None,
         now: float,
@@ -173,16 +165,15 @@ class Prover:
         """The number of what is being found out; 0: nothing."""
         self._inspected_by = now + min(INSPECTION_SECONDS, seconds)
         if inspect is not None:
-            effects.append(inspect)
+            context.links.effects.append(inspect)
         self._call = call
         self._interface = interface
         self._seconds = seconds
         self._context = context
-        self._effects = effects
+        self._links = context.links
         self._ask = ask
         self._waiting = [each for each in targets if not self.was_reached(each, now)]
         self._pursuits: dict[bytes, _Pursuit] = {}
-        self._owners: dict[int, _Pursuit] = {}
         self._fill(now)
 
     @property
@@ -190,30 +181,24 @@ class Prover:
         """Whether every target was reached, or is in `failures`, and this machine has been looked at."""
         return not (self._waiting or self._pursuits or self._inspection)
 
-    def owns(self, conn: int) -> bool:
-        """Return whether a connection is one of this prover's."""
-        return conn in self._owners
-
     def stop(self) -> None:
         """Hang up on all targets: the epoch is over."""
         self._waiting.clear()
-        for conn in list(self._owners):
-            self._effects.append(Hangup(conn))
-        self._owners.clear()
-        self._pursuits.clear()
+        for pursuit in list(self._pursuits.values()):
+            self._forget(pursuit)
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
-    def handle(self, event: ConnectionEvent, now: float) -> None:
+    def _handle(self, attempt: _Attempt, event: ConnectionEvent, now: float) -> None:
         """Process what has happened on a connection of this prover."""
-        pursuit = self._owners[event.conn]
+        pursuit = attempt.pursuit
         match event:
-            case Connected(conn):
-                self._connected(pursuit, conn, now)
-            case BytesReceived(conn, untrusted):
-                self._received(pursuit, conn, untrusted, now)
-            case Disconnected(conn, reason):
-                self._disconnected(pursuit, conn, reason, now)
+            case Connected():
+                self._connected(pursuit, attempt, now)
+            case BytesReceived(_, untrusted):
+                self._received(pursuit, attempt, untrusted, now)
+            case Disconnected(_, reason):
+                self._disconnected(pursuit, attempt, reason, now)
         pursuit.due = self._due(pursuit)
         self._fill(now)
 
@@ -231,39 +216,35 @@ class Prover:
             if len(pursuit.attempts) < DIALS_AT_ONCE:
                 self._dial(pursuit, now)
 
-    def _connected(self, pursuit: _Pursuit, conn: int, now: float) -> None:
-        attempt, is_first = pursuit.attempts[conn], not pursuit.connected
-        attempt.connected = True
-        self._effects.append(Write(conn, attempt.conversation.data_to_send()))
-        if is_first:  # later ones are to show whether it is chance that this one is not answered
+    def _connected(self, pursuit: _Pursuit, attempt: _Attempt, now: float) -> None:
+        # Later ones are to show whether it is chance that the first one is not answered.
+        if not any(each.established for each in pursuit.attempts if each is not attempt):
             self._await_answer(pursuit, now)
-            for other in [each for each, one in pursuit.attempts.items() if not one.connected]:
-                self._hang_up(pursuit, other)
+            for other in [each for each in pursuit.attempts if not each.established]:
+                self._hang_up(other)
 
     def _await_answer(self, pursuit: _Pursuit, now: float) -> None:
         pursuit.ask_at, pursuit.runs_at = now + min(ANSWER_SECONDS, self._seconds), None
 
-    def _received(self, pursuit: _Pursuit, conn: int, untrusted: bytes, now: float) -> None:
-        attempt = pursuit.attempts[conn]
+    def _received(self, pursuit: _Pursuit, attempt: _Attempt, untrusted: bytes, now: float) -> None:
         conversation = attempt.conversation
         was_proved, is_progress = conversation.welcome is not None, not pursuit.greeted
         try:
-            received = conversation.receive_data(untrusted)
+            received = attempt.receive(untrusted)
         except (Rejected, HandshakeFailed) as failure:
-            self._hang_up(pursuit, conn)
+            self._hang_up(attempt)
             self._refused(pursuit, "another program", str(failure), now)
             return
         if conversation.welcome is not None and not was_proved:
-            conversation.send(greeting(self._call.member))
+            attempt.send(greeting(self._call.member))
             if is_progress:
                 self._await_answer(pursuit, now)
-            self._effects.append(Write(conn, conversation.data_to_send()))
         for frame in received:
             if isinstance(frame, frames.Greet):
                 if self.accepts(pursuit.target, frame):
                     self._reached(pursuit, now)
                 else:
-                    self._hang_up(pursuit, conn)
+                    self._hang_up(attempt)
                     self._refused(pursuit, "another program", "another member of the job answers there", now)
                 return
 
@@ -271,10 +252,9 @@ class Prover:
         """Return whether it is the target that has answered."""
         return greeting.member == target.member
 
-    def _disconnected(self, pursuit: _Pursuit, conn: int, reason: str, now: float) -> None:
-        attempt = pursuit.attempts.pop(conn)
-        del self._owners[conn]
-        if attempt.connected:
+    def _disconnected(self, pursuit: _Pursuit, attempt: _Attempt, reason: str, now: float) -> None:
+        pursuit.attempts.remove(attempt)
+        if attempt.established:
             # A process without a free descriptor accepts with a spare one, and closes.
             pursuit.how, pursuit.detail, pursuit.refused_until = "closed", reason, None
             self._dial_again(pursuit, now)
@@ -326,13 +306,13 @@ class Prover:
         self._forget(pursuit)
 
     def _forget(self, pursuit: _Pursuit) -> None:
-        for conn in list(pursuit.attempts):
-            self._hang_up(pursuit, conn)
+        for attempt in list(pursuit.attempts):
+            self._hang_up(attempt)
         del self._pursuits[pursuit.target.member]
 
-    def _hang_up(self, pursuit: _Pursuit, conn: int) -> None:
-        del pursuit.attempts[conn], self._owners[conn]
-        self._effects.append(Hangup(conn))
+    def _hang_up(self, attempt: _Attempt) -> None:
+        attempt.pursuit.attempts.remove(attempt)
+        self._links.hang_up(attempt)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
@@ -409,137 +389,21 @@ class Prover:
     def _dial(self, pursuit: _Pursuit, now: float) -> None:
         pursuit.next_dial = now + DIAL_SECONDS
         if len(pursuit.attempts) >= DIALS_AT_ONCE:
-            self._hang_up(pursuit, next(iter(pursuit.attempts)))
-        target, conn = pursuit.target, self._context.new_id()
-        conversation = MemberConversation(self._call, (target.address, target.port), self._context.key)
-        pursuit.attempts[conn] = _Attempt(conversation)
-        self._owners[conn] = pursuit
-        self._effects.append(Dial(conn, target.address, target.port, self._interface, as_torch=True))
+            self._hang_up(pursuit.attempts[0])
+        target = pursuit.target
+        attempt = _Attempt(
+            conn=self._context.new_id(),
+            conversation=MemberConversation(self._call, (target.address, target.port), self._context.key),
+            handler=self._handle,
+            pursuit=pursuit,
+        )
+        pursuit.attempts.append(attempt)
+        self._links.dial(attempt, target.address, target.port, self._interface, as_torch=True)
 
 
 # --- the side that answers -----------------------------------------------------------------------------------------
 
 
-class _Caller(Struct):
-    conversation: HostConversation
-    until: float
-    greeted: bool = False
-
-
 def greeting(member: bytes) -> frames.Greet:
     """Return the GREET of a member."""
     return frames.Greet(member=member, padding=bytes(PADDING_BYTES))
-
-
-class Answerer:
-    """The connections of the mesh to a member that has a seat; those to the host are among its callers.
-
-    Args:
-        identity: of this process.
-        context: limits the connections.
-        effects: the list to which it adds what is to be done.
-    """
-
-    def __init__(self, identity: Identity, context: Context, effects: list[Effect]) -> None:
-        self.endpoints: Endpoints | None = None
-        """Where others can connect to this process; None: it does not listen."""
-        self._identity = identity
-        self._context = context
-        self._effects = effects
-        self._session = b""
-        self._addresses: tuple[str, ...] = ()
-        self._callers: dict[int, _Caller] = {}
-        self._sources = Sources()
-
-    @property
-    def port(self) -> int:
-        """The port to announce in JOIN; 0: this process does not listen."""
-        return 0 if self.endpoints is None else self.endpoints.port
-
-    def owns(self, conn: int) -> bool:
-        """Return whether a connection is one of these."""
-        return conn in self._callers
-
-    def serve(self, session: bytes, addresses: Sequence[str] = ()) -> None:
-        """Answer for a session from now on.
-
-        Args:
-            session: in which this process has asked for a seat; empty: none.
-            addresses: of this process on the networks that lead to the host.
-        """
-        if session != self._session:
-            for conn in list(self._callers):
-                self._hang_up(conn)
-        self._session = session
-        own = () if self.endpoints is None else (each.address for each in self.endpoints.addresses)
-        self._addresses = tuple(dict.fromkeys((*addresses, *own)))[:MAX_ADDRESSES]
-
-    def accepted(self, event: Accepted, now: float) -> None:
-        """Handle a new connection; in a flood one of the flood's own makes room for it."""
-        if not self._session or self.endpoints is None:
-            self._effects.append(Hangup(event.conn))
-            return
-        most = min(MAX_CALLERS, self._context.free_files() // CALLERS_SHARE)
-        for conn in self._sources.make_room(event.address, most):
-            self._hang_up(conn)
-        identity = self._identity
-        conversation = HostConversation(
-            job=identity.job,
-            attempt=identity.attempt,
-            session=self._session,
-            addresses=self._addresses,
-            port=self.endpoints.port,
-            key=self._context.key,
-        )
-        self._callers[event.conn] = _Caller(conversation, now + CALLER_SECONDS)
-        self._sources.add(event.conn, event.address)
-
-    def handle(self, event: ConnectionEvent) -> None:
-        """Process what has happened on one of these connections."""
-        if isinstance(event, Disconnected):
-            self._forget(event.conn)
-        elif isinstance(event, BytesReceived):
-            self._received(event.conn, event.untrusted)
-
-    def _received(self, conn: int, untrusted: bytes) -> None:
-        conversation = self._callers[conn].conversation
-        try:
-            received = conversation.receive_data(untrusted)
-        except (Rejected, HandshakeFailed):
-            self._hang_up(conn)
-            return
-        hello = conversation.hello
-        if hello is not None and hello.purpose != "mesh":
-            self._hang_up(conn)  # it takes this process for a host
-            return
-        for frame in received:
-            # Again and again, and unread, its answers would fill this process's memory.
-            if not isinstance(frame, frames.Greet) or self._callers[conn].greeted:
-                self._hang_up(conn)
-                return
-            self._callers[conn].greeted = True
-            conversation.send(greeting(self._identity.member))
-        self._write(conn)
-
-    def _write(self, conn: int) -> None:
-        data = self._callers[conn].conversation.data_to_send()
-        if data:
-            self._effects.append(Write(conn, data))
-
-    def _hang_up(self, conn: int) -> None:
-        self._write(conn)
-        self._forget(conn)
-        self._effects.append(Hangup(conn))
-
-    def _forget(self, conn: int) -> None:
-        del self._callers[conn]
-        self._sources.discard(conn)
-
-    def next_timer(self) -> float | None:
-        """Return the time of the next call to :meth:`handle_timer`."""
-        return next((each.until for each in self._callers.values()), None)
-
-    def handle_timer(self, now: float) -> None:
-        """Hang up on those that have stayed for too long."""
-        for conn in [each for each, caller in self._callers.items() if now >= caller.until]:
-            self._hang_up(conn)

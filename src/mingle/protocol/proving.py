@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from mingle.protocol.effects import Effect, Inspect
-from mingle.protocol.events import ConnectionEvent, Inspected
+from mingle.protocol.effects import Inspect
+from mingle.protocol.events import Inspected
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.mesh import Prover
 from mingle.wire import frames
@@ -34,14 +34,12 @@ class Proving:
     Args:
         identity: of this process.
         context: what the connections need.
-        effects: the list to which it adds what is to be done.
         port: returns where this process answers; 0: it does not.
     """
 
-    def __init__(self, identity: Identity, context: Context, effects: list[Effect], port: Callable[[], int]) -> None:
+    def __init__(self, identity: Identity, context: Context, port: Callable[[], int]) -> None:
         self._identity = identity
         self._context = context
-        self._effects = effects
         self._port = port
         self._epoch = 0
         self._prover: Prover | None = None
@@ -82,7 +80,6 @@ class Proving:
             interface="" if path is None else path.interface,
             seconds=seconds,
             context=self._context,
-            effects=self._effects,
             ask=ask,
             inspect=inspect,
             now=now,
@@ -109,18 +106,10 @@ class Proving:
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
-    def owns(self, conn: int) -> bool:
-        """Return whether a connection leads to a target."""
-        return self._prover is not None and self._prover.owns(conn)
-
-    def handle(self, event: ConnectionEvent | Inspected, now: float) -> None:
-        """Process what has happened on a connection of its own, or what was found out about this machine."""
-        if self._prover is None:
-            return
-        if isinstance(event, Inspected):
+    def inspected(self, event: Inspected) -> None:
+        """Take note of what was found out about this machine."""
+        if self._prover is not None:
             self._prover.inspected(event)
-        else:
-            self._prover.handle(event, now)
 
     def runs(self, member: bytes, now: float) -> None:
         """Take note that the process of a target runs, which was asked."""

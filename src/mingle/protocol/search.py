@@ -12,8 +12,7 @@ from typing import Protocol
 from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.connection_race import ConnectionRace, RaceState, address_seconds, named
-from mingle.protocol.effects import Effect
-from mingle.protocol.events import BytesReceived, ConnectionEvent, Disconnected, Source
+from mingle.protocol.events import Source
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.observations import Diagnostics, note, note_name
 from mingle.protocol.pacing import DiscoveryClient
@@ -55,7 +54,6 @@ class Search(SessionPolicy[KnownSession]):
         context: what races need.
         now: the time.
         diagnostics: takes note of what was heard.
-        effects: the list to which the search adds what is to be done.
         searcher: the member that searches.
     """
 
@@ -66,12 +64,12 @@ class Search(SessionPolicy[KnownSession]):
         now: float,
         *,
         diagnostics: Diagnostics,
-        effects: list[Effect],
         searcher: Searcher,
     ) -> None:
         self.conflict: MingleError | None = None
         """Why a session that this process waited for has ended, if that concerns every rank of the job."""
-        self.table = SessionTable(self, context, effects, patience=address_seconds(identity.world_size))
+        effects = context.links.effects
+        self.table = SessionTable(self, context, patience=address_seconds(identity.world_size))
         self.running_check = RunningCheck(
             identity,
             self.table,
@@ -173,6 +171,7 @@ class Search(SessionPolicy[KnownSession]):
 
     def on_proved(self, session: KnownSession, now: float) -> None:
         """Handle a session whose host has just proved it."""
+        self._note_secret(session.race)
         self._diagnostics.reached(self._identity.member, session.offer.host)
         self._client.reached()
         note(self._diagnostics.hosts, session.host_name, "proved")
@@ -191,6 +190,7 @@ class Search(SessionPolicy[KnownSession]):
 
     def on_unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
         """Handle a race that was lost on every address."""
+        self._note_secret(race)
         note(self._diagnostics.hosts, session.host_name, f"not reached: {race.failure_text}")
         if how := session.lost(race):
             self._diagnostics.does_not_reach(self._identity, session.offer, how, now)
@@ -236,16 +236,12 @@ class Search(SessionPolicy[KnownSession]):
         else:
             self.running_check.said(session, running, now)
 
-    # --- connections -----------------------------------------------------------------------------------------------
+    def _note_secret(self, race: ConnectionRace | None) -> None:
+        for address, reason in race.failures.items() if race is not None else ():
+            if reason.startswith("secret"):
+                note_name(self._diagnostics.secret_failures, f"{address}: {reason}")
 
-    def handle(self, event: ConnectionEvent, now: float) -> None:
-        """Process what has happened on a connection of a race."""
-        race = self.table.owner(event.conn).race
-        self.table.handle(event, now)
-        if race is not None and isinstance(event, BytesReceived | Disconnected):
-            for address, reason in race.failures.items():
-                if reason.startswith("secret"):
-                    note_name(self._diagnostics.secret_failures, f"{address}: {reason}")
+    # --- the network -----------------------------------------------------------------------------------------------
 
     def rewired(self, now: float) -> None:
         """Handle a change of this machine's interfaces: other paths may lead to the hosts now, or to another host."""

@@ -13,8 +13,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from mingle.protocol.connection_race import ADDRESS_SECONDS, ConnectionRace, DialTarget, RaceState, merged
-from mingle.protocol.effects import Effect, Hangup
+from mingle.protocol.connection_race import ADDRESS_SECONDS, Attempt, ConnectionRace, DialTarget, RaceState, merged
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
 from mingle.protocol.handshake import Call, HandshakeFailed
 from mingle.protocol.machine import Context, scoped
@@ -135,8 +134,8 @@ class KnownSession(Struct, eq=False):
 
     def send(self, frame: frames.AnyFrame) -> None:
         """Send a frame to its host, if it is connected."""
-        if self.race is not None and self.race.conversation is not None:
-            self.race.conversation.send(frame)
+        if self.race is not None and self.race.winner is not None:
+            self.race.winner.send(frame)
 
     def hang_up(self) -> None:
         """End its race or its connection."""
@@ -193,7 +192,6 @@ class SessionTable(Generic[S]):
     Args:
         policy: what follows from the events.
         context: what races need.
-        effects: the list to which the table adds what is to be done.
         patience: the time that each address has in a race, in seconds.
         most: the number of sessions in the table.
         most_by_sender: the number of those that the datagrams of one address have named first.
@@ -203,7 +201,6 @@ class SessionTable(Generic[S]):
         self,
         policy: SessionPolicy[S],
         context: Context,
-        effects: list[Effect],
         *,
         patience: float = ADDRESS_SECONDS,
         most: int = REMEMBERED_SESSIONS,
@@ -211,12 +208,10 @@ class SessionTable(Generic[S]):
     ) -> None:
         self._policy = policy
         self._context = context
-        self._effects = effects
         self._patience = patience
         self._most = most
         self._most_by_sender = most_by_sender
         self._known: dict[bytes, S] = {}
-        self._connections: dict[int, ConnectionRace] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -259,40 +254,30 @@ class SessionTable(Generic[S]):
             session.targets,
             key=key or self._context.key,
             context=self._context,
-            effects=self._effects,
+            handler=self._handle,
             now=now,
-            connections=self._connections,
             patience=self._patience,
         )
 
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def owns(self, conn: int) -> bool:
-        """Return whether a connection belongs to a session of this table."""
-        return conn in self._connections
-
-    def owner(self, conn: int) -> S:
-        """Return the session to which a connection belongs."""
-        return self._known[self._connections[conn].call.session]
-
-    def handle(self, event: ConnectionEvent, now: float) -> None:
-        """Handle what has happened on one of the connections."""
+    def _handle(self, attempt: Attempt, event: ConnectionEvent, now: float) -> None:
+        """Handle what has happened on a connection of a race."""
         match event:
-            case Connected(conn, local_address, interface, weak):
-                self._connections[conn].connected(conn, local_address, interface, weak=weak)
-            case BytesReceived(conn, untrusted):
-                self._received(conn, untrusted, now)
-            case Disconnected(conn, reason):
-                self._disconnected(conn, reason, now)
+            case Connected():
+                attempt.race.connected(attempt, event)
+            case BytesReceived(_, untrusted):
+                self._received(attempt, untrusted, now)
+            case Disconnected(_, reason):
+                self._disconnected(attempt, reason, now)
 
-    def _received(self, conn: int, untrusted: bytes, now: float) -> None:
-        session, race = self.owner(conn), self._connections[conn]
-        was_proved = race.winner is not None
+    def _received(self, attempt: Attempt, untrusted: bytes, now: float) -> None:
+        race = attempt.race
+        session, was_proved = self._known[race.call.session], race.winner is not None
         try:
-            received = race.received(conn, untrusted, now)
+            received = race.received(attempt, untrusted, now)
         except (Rejected, HandshakeFailed) as failure:
-            self._effects.append(Hangup(conn))
-            self._disconnected(conn, str(failure), now)
+            self._disconnected(attempt, str(failure), now)
             return
         if race.winner is None:
             self._settle(session, now)
@@ -304,10 +289,10 @@ class SessionTable(Generic[S]):
                 break
             self._policy.on_frame(session, frame, now)
 
-    def _disconnected(self, conn: int, reason: str, now: float) -> None:
-        session, race = self.owner(conn), self._connections[conn]
-        was_winner = conn == race.winner
-        race.disconnected(conn, reason, now)
+    def _disconnected(self, attempt: Attempt, reason: str, now: float) -> None:
+        race = attempt.race
+        session, was_winner = self._known[race.call.session], attempt is race.winner
+        race.disconnected(attempt, reason, now)
         if was_winner:
             session.give_up(now)
             self._policy.on_lost(session, race, reason, now)
@@ -322,12 +307,6 @@ class SessionTable(Generic[S]):
             session.called_in_vain = not race.was_connected
             session.retry_later(now)
             self._policy.on_unreached(session, race, now)
-
-    def flush(self) -> None:
-        """Write what the conversations have to send."""
-        for session in self._known.values():
-            if session.race is not None:
-                session.race.flush()
 
     def hang_up(self, *, but: S | None = None) -> None:
         """End all races; the session ``but`` keeps the connection on which it was proved."""

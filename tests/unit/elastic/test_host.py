@@ -125,9 +125,9 @@ def test_an_answer_counts_on_the_connection_of_the_seat_only(gathering: AgentGat
     assert seat.conn is not None
     caller, now = host._callers[seat.conn], gathering.world.now + 0.5
     number = leases.ask(member, now)
-    host._frame(10**6, caller, frames.Pong(number=number), now)
+    host.caller_said(replace(caller, conn=10**6), frames.Pong(number=number), now)
     assert leases.until(member) < now + LEASE_SECONDS, "a claim to be that member renews no lease"
-    host._frame(seat.conn, caller, frames.Pong(number=number), now)
+    host.caller_said(caller, frames.Pong(number=number), now)
     assert leases.until(member) == now + LEASE_SECONDS
 
 

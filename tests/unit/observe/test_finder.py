@@ -211,10 +211,7 @@ def test_a_host_that_proves_itself_and_then_says_nothing_is_given_up() -> None:
     wire = Wire()
     host = a_formed_job(wire, "resnet", "10.0.0.1")
 
-    def mute(conn: int, untrusted: bytes, now: float) -> None:
-        host.rank._callers.received(conn, untrusted, now)
-
-    host.rank._received = mute  # type: ignore[method-assign]
+    host.rank.caller_proved = lambda _caller, _now: None  # type: ignore[method-assign]
     wire.add("10.0.0.1", host, 5000)
     finder = a_finder(wire, "resnet")
     wire.add("10.0.0.2", finder)

@@ -170,7 +170,7 @@ def test_state_kept_for_strangers_is_bounded() -> None:
     assert len(hung_up) == 10
     machine.handle(TimerDue(), lan.now + 2)
     assert len([each for each in machine.effects() if isinstance(each, Hangup)]) == MAX_ACCEPTED
-    assert not machine.owns(0)
+    assert 0 not in machine.links
 
 
 def test_something_else_on_the_port() -> None:
@@ -183,7 +183,7 @@ def test_something_else_on_the_port() -> None:
     one.handle(Connected(dialed[0].conn, "10.0.0.1", "eth0"), lan.now)
     one.handle(BytesReceived(dialed[0].conn, b"\xff\xffHTTP/1.1"), lan.now)
     assert "something else answers there" in peer.figures["tcp"].reason
-    assert not one.owns(dialed[0].conn)
+    assert dialed[0].conn not in one.links
     assert other.done is False
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 
 from mingle.protocol.callers import (
-    MAX_OBSERVERS,
-    MAX_UNPROVED,
+    MAX_STRANGERS,
     MAX_WHEN_SEALED,
     PROOF_SECONDS,
     RANKS_SHARE,
     ROOM_SECONDS,
     STRANGERS_SHARE,
+    Caller,
     Callers,
 )
 from mingle.protocol.effects import Effect, Hangup, Reset, Write
+from mingle.protocol.events import BytesReceived, Disconnected
 from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.machine import Context
 from mingle.wire import frames
 from mingle.wire.frames import ProcessInfo, Purpose
 
@@ -27,24 +32,34 @@ class Called:
     """A port that is called, and its callers' side."""
 
     def __init__(self, expected: int = 0) -> None:
-        self.effects: list[Effect] = []
         self.gone: list[int] = []
+        self.heard: list[frames.AnyFrame] = []
         self.free = 1_000_000
         self.unsent: dict[int, int] = {}
-        self.callers = Callers(
-            self._converse,
-            self.effects,
-            gone=self.gone.append,
-            expected=expected,
+        context = Context(
+            key=None,
+            new_id=itertools.count(1).__next__,
+            rng=random.Random(1),
+            timeout=60.0,
             free_files=lambda: self.free - len(self.callers.connections()),
             unsent=lambda conn: self.unsent.get(conn, 0),
         )
+        self.links = context.links
+        self.callers = Callers(self, context, expected=expected)
         self.members: dict[int, MemberConversation] = {}
         self.said: dict[int, list[frames.AnyFrame]] = {}
 
-    @staticmethod
-    def _converse() -> HostConversation:
+    def conversation(self) -> HostConversation:
         return HostConversation(job="job", attempt="", session=SESSION, addresses=("10.0.0.1",), port=4000)
+
+    def caller_proved(self, caller: Caller, now: float) -> None:
+        pass
+
+    def caller_said(self, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+        self.heard.append(frame)
+
+    def caller_lost(self, caller: Caller, reason: str, now: float) -> None:
+        self.gone.append(caller.conn)
 
     def call(
         self,
@@ -60,7 +75,9 @@ class Called:
         self.callers.accepted(conn, source or f"10.0.0.{conn}", now)
 
     def say(self, conn: int, now: float = 0.0) -> list[frames.AnyFrame]:
-        return self.callers.received(conn, self.members[conn].data_to_send(), now)
+        self.heard.clear()
+        self.links.handle(BytesReceived(conn, self.members[conn].data_to_send()), now)
+        return list(self.heard)
 
     def prove(self, conn: int, now: float = 0.0) -> list[frames.AnyFrame]:
         self.say(conn, now)
@@ -69,9 +86,7 @@ class Called:
 
     def carry(self) -> list[Effect]:
         """What was written arrives."""
-        self.callers.flush()
-        done = list(self.effects)
-        self.effects.clear()
+        done = self.links.take_effects()
         for effect in done:
             if isinstance(effect, Write):
                 self.said[effect.conn] += self.members[effect.conn].receive_data(effect.data)
@@ -126,7 +141,7 @@ def test_probing_caller_gains_nothing_by_sending_join() -> None:
     called.prove(0)
     called.members[0].send(JOIN)
     called.say(0)
-    for conn in range(1, MAX_OBSERVERS + 1):
+    for conn in range(1, MAX_STRANGERS + 1):
         called.call(conn, purpose="probe", source="10.0.0.0")
         called.prove(conn)
     assert 0 not in called.callers
@@ -137,12 +152,12 @@ def test_without_a_seat_no_more_are_kept_than_there_is_room_for(purpose: Purpose
     called = Called(expected=5)
     called.call(0, source="10.9.9.9", purpose="probe")
     called.prove(0)
-    room = MAX_OBSERVERS + 5
+    room = MAX_STRANGERS + 5
     for conn in range(1, room + 2):
         called.call(conn, purpose=purpose, source="10.0.0.1")
         called.prove(conn)
     assert called.callers.connections() == [0, *range(3, room + 2)]
-    assert called.gone == [1, 2], "the rivals are to know"
+    assert 1 not in called.links
 
 
 def test_only_those_whose_time_is_over_are_hung_up_on() -> None:
@@ -151,7 +166,7 @@ def test_only_those_whose_time_is_over_are_hung_up_on() -> None:
     called.call(2, now=1.5)
     called.carry()
     called.callers.handle_timer(1.0 + PROOF_SECONDS)
-    assert called.effects == [Hangup(1)]
+    assert called.links.effects == [Hangup(1)]
     assert called.callers.connections() == [2]
     assert called.callers.next_timer() == 1.5 + PROOF_SECONDS
 
@@ -161,9 +176,9 @@ def test_a_flood_pushes_out_its_own_and_nobody_who_has_proved_itself() -> None:
     called.call(1, source="10.0.2.9")
     called.prove(1)
     called.carry()
-    for conn in range(2, MAX_UNPROVED + 3):
+    for conn in range(2, MAX_STRANGERS + 3):
         called.callers.accepted(conn, f"10.0.{conn % 3}.9", 0.0)
-    assert [effect for effect in called.effects if not isinstance(effect, Write)] == [Hangup(2)]
+    assert [effect for effect in called.links.effects if not isinstance(effect, Write)] == [Hangup(2)]
     assert 1 in called.callers
 
 
@@ -198,10 +213,10 @@ def test_a_flood_from_some_addresses_pushes_out_nobody_else(addresses: int, seal
     called = Called()
     called.callers.expect(0, sealed=sealed)
     called.call(1, source="10.0.0.1")
-    for conn in range(2, 3 * MAX_UNPROVED):
+    for conn in range(2, 3 * MAX_STRANGERS):
         called.callers.accepted(conn, f"10.0.1.{conn % addresses}", 0.0)
     assert 1 in called.callers
-    assert len(called.callers.connections()) == (MAX_WHEN_SEALED if sealed else MAX_UNPROVED)
+    assert len(called.callers.connections()) == (MAX_WHEN_SEALED if sealed else MAX_STRANGERS)
     called.callers.handle_timer(PROOF_SECONDS)
     assert called.callers.connections() == []
     assert called.callers.next_timer() is None
@@ -269,29 +284,30 @@ def test_frames_are_written_before_the_hangup() -> None:
 def test_frames_and_hangups_for_a_gone_caller_do_nothing() -> None:
     called = Called()
     called.call(1)
-    called.callers.forget(1)
+    called.links.handle(Disconnected(1, "closed"), 0.0)
     called.callers.send(1, frames.Ping())
     called.callers.hang_up(1)
     assert called.carry() == []
     assert 1 not in called.callers
 
 
-def test_end_of_a_connection_is_reported_once() -> None:
+def test_end_of_a_connection_from_outside_is_reported_once() -> None:
     called = Called()
-    for conn in (1, 2, 3):
+    for conn in (1, 2, 3, 4):
         called.call(conn)
-    called.callers.forget(1)
+    called.links.handle(Disconnected(1, "closed"), 0.0)
     called.callers.hang_up(2)
+    called.links.handle(BytesReceived(3, b"GET / HTTP/1.1"), 0.0)
     called.callers.handle_timer(PROOF_SECONDS)
-    assert called.gone == [1, 2, 3]
+    called.links.handle(Disconnected(4, "closed"), PROOF_SECONDS)
+    assert called.gone == [1, 3], "the process knows of those on which it has hung up"
 
 
 def test_a_caller_of_another_session_hears_why_it_is_dropped() -> None:
     called = Called()
     called.call(1, session=b"T" * 16)
-    with pytest.raises(HandshakeFailed, match="session"):
-        called.say(1)
-    called.callers.hang_up(1)
+    called.say(1)
+    assert called.gone == [1]
     with pytest.raises(HandshakeFailed, match="another session"):
         called.carry()
 

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.conflicts import CONFLICT_SECONDS, ConflictingHosts
 from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
-from mingle.protocol.effects import Dial, Effect, Write
-from mingle.protocol.events import BytesReceived, Connected, Disconnected
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.effects import Dial, Write
+from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
+from mingle.protocol.handshake import Conversation, HostConversation
+from mingle.protocol.links import Link
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.sessions import REMEMBERED_SESSIONS, RETRY_SECONDS
 from mingle.wire import frames
@@ -36,11 +37,15 @@ class Watched:
     """The rivals of a host, and one other host that says what it is told to say."""
 
     def __init__(self, *, competes: bool = False) -> None:
-        self.effects: list[Effect] = []
         identity = Identity(job="job", attempt="", member=b"M" * 16, rank=0, world_size=2, node="n", who=WHO)
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-        self.conflicts = ConflictingHosts(identity, context, self.effects, competes=competes)
+        self.links, self.effects = context.links, context.links.effects
+        self.conflicts = ConflictingHosts(identity, context, competes=competes)
         self.hosts: dict[int, HostConversation] = {}
+
+    def handle(self, event: ConnectionEvent, now: float) -> None:
+        self.links.handle(event, now)
+        self.conflicts.running_check.weigh(now)
 
     def dialed(self) -> list[int]:
         found = [effect.conn for effect in self.effects if isinstance(effect, Dial)]
@@ -56,19 +61,18 @@ class Watched:
             self.hosts[conn] = HostConversation(
                 job="job", attempt="", session=OTHER, addresses=("10.0.0.9",), port=4000
             )
-            self.conflicts.handle(Connected(conn, "10.0.0.1", "eth0"), now)
+            self.handle(Connected(conn, "10.0.0.1", "eth0"), now)
             self._carry(conn)
-            self.conflicts.handle(BytesReceived(conn, self.hosts[conn].data_to_send()), now)
+            self.handle(BytesReceived(conn, self.hosts[conn].data_to_send()), now)
             self._carry(conn)
         for frame in said:
             self.hosts[conn].send(frame)
-        self.conflicts.handle(BytesReceived(conn, self.hosts[conn].data_to_send()), now)
+        self.handle(BytesReceived(conn, self.hosts[conn].data_to_send()), now)
 
     def _carry(self, conn: int) -> None:
-        for effect in list(self.effects):
+        for effect in self.links.take_effects():
             if isinstance(effect, Write):
                 self.hosts[conn].receive_data(effect.data)
-        self.effects.clear()
 
 
 def running(state: Any = "open") -> frames.Running:
@@ -96,7 +100,7 @@ def test_a_rival_that_goes_is_forgotten_and_looked_at_again_later() -> None:
     watched = Watched()
     (conn,) = watched.hear()
     watched.answer(conn, 1.0, running())
-    watched.conflicts.handle(Disconnected(conn, "reset"), 2.0)
+    watched.handle(Disconnected(conn, "reset"), 2.0)
     assert not watched.conflicts.any_alive
     assert watched.hear(now=2.1) == []
     assert len(watched.hear(now=2.0 + RETRY_SECONDS)) == 1
@@ -108,7 +112,7 @@ def test_a_rival_that_fails_of_the_conflict_takes_us_along(gone_at: float, conce
     (conn,) = watched.hear()
     watched.answer(conn, 1.0, running())
     watched.answer(conn, gone_at, frames.Closed(session=OTHER, reason="two rank 0s", conflict=True))
-    watched.conflicts.handle(Disconnected(conn, "closed"), gone_at)
+    watched.handle(Disconnected(conn, "closed"), gone_at)
     assert bool(watched.conflicts.lasting(gone_at)) is conceded
 
 
@@ -135,9 +139,11 @@ def test_process_that_calls_and_is_called_is_named_once() -> None:
     watched = Watched()
     (conn,) = watched.hear()
     watched.answer(conn, 1.0, running())
+    watched.links.add(Link(conn=50, conversation=Conversation(None), handler=lambda *_: None))
+    watched.links.add(Link(conn=51, conversation=Conversation(None), handler=lambda *_: None))
     watched.conflicts.caller(50, OTHER, ProcessInfo(hostname="h9", pid=9, address="10.7.0.9"), 1.0)
     assert watched.conflicts.lasting(9.0) == [WHO]
-    watched.conflicts.caller_gone(50)
+    watched.links.handle(Disconnected(50, "reset"), 8.0)
     watched.conflicts.caller(51, b"U" * 16, ProcessInfo(hostname="h8", pid=8), 1.0)
     assert len(watched.conflicts.lasting(9.0)) == 2
 
@@ -233,5 +239,5 @@ def test_abandon_forgets_all_rivals() -> None:
     watched.answer(conn, 1.0, running())
     watched.conflicts.abandon()
     assert not watched.conflicts.any_alive
-    assert not watched.conflicts.owns(conn)
+    assert conn not in watched.links
     assert watched.conflicts.verdict_timer() is None

@@ -13,6 +13,7 @@ from mingle.protocol.connection_race import (
     FAILURE_SECONDS,
     MAX_TARGETS,
     STAGGER_SECONDS,
+    Attempt,
     ConnectionRace,
     DialTarget,
     RaceState,
@@ -20,6 +21,7 @@ from mingle.protocol.connection_race import (
     named,
 )
 from mingle.protocol.effects import Dial, Effect, Hangup, Write
+from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
 from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation
 from mingle.protocol.machine import Context
 from mingle.wire.datagrams import Offer, Rejected
@@ -36,45 +38,54 @@ class Race:
     """A race and the hosts at its addresses."""
 
     def __init__(self, *addresses: str, all_ways: bool = False) -> None:
-        self.effects: list[Effect] = []
         self.context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-        self.race = ConnectionRace(
+        self.links, self.effects = self.context.links, self.context.links.effects
+        self.received: list[object] = []
+        self.race = self.begin(
             structs.replace(CALL, purpose="join" if all_ways else "probe"),
             [DialTarget(address, "eth0", 4000) for address in addresses],
-            key=None,
-            context=self.context,
-            effects=self.effects,
-            now=0.0,
         )
+
+    def begin(self, call: Call, targets: list[DialTarget]) -> ConnectionRace:
+        return ConnectionRace(call, targets, key=None, context=self.context, handler=self._handle, now=0.0)
+
+    def _handle(self, attempt: Attempt, event: ConnectionEvent, now: float) -> None:
+        match event:
+            case Connected():
+                attempt.race.connected(attempt, event)
+            case BytesReceived(_, untrusted):
+                self.received += attempt.race.received(attempt, untrusted, now)
+            case Disconnected(_, reason):
+                attempt.race.disconnected(attempt, reason, now)
 
     def pending(self) -> bool:
         return self.race.pending
 
     def winner(self) -> int | None:
-        return self.race.winner
+        return None if self.race.winner is None else self.race.winner.conn
 
     def state(self) -> RaceState:
         return self.race.state
 
     def done(self) -> list[Effect]:
-        done = list(self.effects)
-        self.effects.clear()
-        return done
+        return self.links.take_effects()
 
     def dialed(self) -> list[str]:
         return [effect.address for effect in self.done() if isinstance(effect, Dial)]
 
     def answer(self, conn: int, now: float, session: bytes = SESSION) -> list[object]:
         """Connect, and have the host at the other end answer."""
-        self.race.connected(conn, "10.0.0.9", "eth0")
-        (write,) = [effect for effect in self.done() if isinstance(effect, Write)]
+        self.links.handle(Connected(conn, "10.0.0.9", "eth0"), now)
+        (write,) = [effect for effect in self.done() if isinstance(effect, Write) and effect.conn == conn]
         host = HostConversation(job="job", attempt="", session=session, addresses=(FIRST, SECOND, THIRD), port=4000)
         try:
             host.receive_data(write.data)
         except HandshakeFailed:
             assert session != SESSION
         host.send(Ping())
-        return list(self.race.received(conn, host.data_to_send(), now))
+        self.received.clear()
+        self.links.handle(BytesReceived(conn, host.data_to_send()), now)
+        return list(self.received)
 
 
 def test_addresses_are_dialed_one_after_the_other() -> None:
@@ -91,7 +102,7 @@ def test_addresses_are_dialed_one_after_the_other() -> None:
 def test_a_failure_lets_the_next_one_start_at_once() -> None:
     race = Race(FIRST, SECOND)
     race.done()
-    race.race.disconnected(1, "Connection refused", 0.01)
+    race.links.handle(Disconnected(1, "Connection refused"), 0.01)
     assert race.dialed() == [SECOND]
     assert race.race.failures == {FIRST: "Connection refused"}
 
@@ -118,8 +129,8 @@ def test_answer_for_another_session_does_not_win() -> None:
 
 def test_foreign_protocol_does_not_win() -> None:
     race = Race(FIRST)
-    race.race.connected(1, "10.0.0.9", "eth0")
-    race.race.received(1, b"HTTP/1.1 400 Bad Request\r\n", 0.1)
+    race.links.handle(Connected(1, "10.0.0.9", "eth0"), 0.0)
+    race.links.handle(BytesReceived(1, b"HTTP/1.1 400 Bad Request\r\n"), 0.1)
     assert race.state() is RaceState.DEAD
 
 
@@ -127,7 +138,7 @@ def test_foreign_protocol_does_not_win() -> None:
 def test_silence_is_not_death(first_is: str) -> None:
     race = Race(FIRST)
     if first_is == "refused":
-        race.race.disconnected(1, "Connection refused", 0.1)
+        race.links.handle(Disconnected(1, "Connection refused"), 0.1)
         assert race.state() is RaceState.DEAD
     else:
         race.race.handle_timer(ADDRESS_SECONDS)
@@ -180,8 +191,8 @@ def test_the_winner_may_still_break_the_rules() -> None:
     race = Race(FIRST)
     race.answer(1, 0.01)
     with pytest.raises(Rejected):
-        race.race.received(1, b"\x00\x00\x00\x01\xc1", 0.02)
-    race.race.disconnected(1, "reset", 0.03)
+        race.links.handle(BytesReceived(1, b"\x00\x00\x00\x01\xc1"), 0.02)
+    race.links.handle(Disconnected(1, "reset"), 0.03)
     assert race.winner() is None
     assert race.state() is RaceState.DEAD
 
@@ -200,8 +211,8 @@ def test_old_failure_is_tried_again_and_recent_one_is_not() -> None:
     race = Race(FIRST, SECOND, THIRD, all_ways=True)
     race.answer(1, 0.01)
     race.done()
-    race.race.disconnected(2, "No route to host", 0.02)
-    race.race.disconnected(3, "Connection refused", FAILURE_SECONDS)
+    race.links.handle(Disconnected(2, "No route to host"), 0.02)
+    race.links.handle(Disconnected(3, "Connection refused"), FAILURE_SECONDS)
     race.race.try_again(FAILURE_SECONDS + 0.1)
     assert race.dialed() == [SECOND]
     race.answer(4, FAILURE_SECONDS + 0.2)
@@ -213,11 +224,11 @@ def test_old_failure_is_tried_again_and_recent_one_is_not() -> None:
 
 def test_a_way_over_another_network_is_marked() -> None:
     race = Race(FIRST, all_ways=True)
-    race.race.connected(1, "10.0.0.9", "eth0", weak=True)
+    race.links.handle(Connected(1, "10.0.0.9", "eth0", weak=True), 0.0)
     host = HostConversation(job="job", attempt="", session=SESSION, addresses=(FIRST,), port=4000)
     (write,) = [effect for effect in race.done() if isinstance(effect, Write)]
     host.receive_data(write.data)
-    race.race.received(1, host.data_to_send(), 0.1)
+    race.links.handle(BytesReceived(1, host.data_to_send()), 0.1)
     assert race.race.paths[FIRST].weak
     assert race.race.address == FIRST
     race.done()
@@ -234,7 +245,7 @@ def test_one_address_is_tried_at_every_port_that_was_named_with_it() -> None:
     """A forged OFFER names the right session at the wrong port; the host's own comes while the race is on."""
     race = Race(FIRST)
     race.race.add([DialTarget(FIRST, "eth0", 5000)])
-    race.race.disconnected(1, "refused", 0.01)
+    race.links.handle(Disconnected(1, "refused"), 0.01)
     assert [(effect.address, effect.port) for effect in race.done() if isinstance(effect, Dial)] == [
         (FIRST, 4000),
         (FIRST, 5000),
@@ -270,14 +281,7 @@ def test_address_that_its_host_has_named_stays_named_by_the_host() -> None:
 def test_session_that_proves_itself_costs_its_sender_nothing() -> None:
     race = Race()
     for _ in range(100):
-        race.race = ConnectionRace(
-            CALL,
-            [DialTarget(FIRST, "eth0", 4000, STRANGER)],
-            key=None,
-            context=race.context,
-            effects=race.effects,
-            now=0.0,
-        )
+        race.race = race.begin(CALL, [DialTarget(FIRST, "eth0", 4000, STRANGER)])
         (dial,) = race.effects
         assert isinstance(dial, Dial)
         race.answer(dial.conn, 0.0)
@@ -289,7 +293,7 @@ def test_address_that_is_proved_again_is_dialed_once() -> None:
     race = Race(FIRST, SECOND, all_ways=True)
     race.answer(1, 0.01)
     race.done()
-    race.race.disconnected(2, "No route to host", 0.02)
+    race.links.handle(Disconnected(2, "No route to host"), 0.02)
     race.race.prove_again(FAILURE_SECONDS + 0.1)
     assert race.dialed() == [SECOND]
     race.race.try_again(FAILURE_SECONDS + 0.2)
@@ -312,8 +316,8 @@ def test_earlier_targets_are_kept() -> None:
 def test_host_is_not_reached_if_nothing_answered_at_its_first_address() -> None:
     for first in ("fe80::1", FIRST):
         race = Race(first, SECOND)
-        race.race.disconnected(1, "ECONNREFUSED", 0.1)
-        race.race.disconnected(2, "EHOSTUNREACH", 0.2)
+        race.links.handle(Disconnected(1, "ECONNREFUSED"), 0.1)
+        race.links.handle(Disconnected(2, "EHOSTUNREACH"), 0.2)
         assert race.state() is RaceState.DEAD
         shown = f"{SECOND} EHOSTUNREACH" if first == "fe80::1" else f"{FIRST} ECONNREFUSED"
         assert race.race.unreached == shown
@@ -323,8 +327,8 @@ def test_host_is_reached_if_something_answered_there() -> None:
     for answers in ("another session", "an end"):
         race = Race(FIRST)
         if answers == "an end":
-            race.race.connected(1, "10.0.0.9", "eth0")
-            race.race.disconnected(1, "closed", 0.1)
+            race.links.handle(Connected(1, "10.0.0.9", "eth0"), 0.0)
+            race.links.handle(Disconnected(1, "closed"), 0.1)
         else:
             race.answer(1, 0.1, b"T" * 16)
         assert race.state() is RaceState.DEAD

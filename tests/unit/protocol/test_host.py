@@ -186,7 +186,7 @@ def test_a_caller_without_the_secret_is_kept_for_the_report() -> None:
     alone.host.handle(Accepted(2, "10.0.0.3"), 1.0)
     alone.host.handle(BytesReceived(2, liar.data_to_send()), 1.0)
     assert any("secret" in text for text in alone.host.diagnostics.secret_failures)
-    assert not alone.host.owns(2)
+    assert 2 not in alone.host.links
 
 
 def test_a_caller_that_only_asks_is_no_rank_with_another_secret() -> None:
@@ -437,10 +437,11 @@ def test_host_decides_nothing_while_it_probes_a_sealed_session() -> None:
     alone.join(1, 1)
     alone.confirm(1)
     alone.host.handle(StoreOpened(1, 5000, "token"), 2.0)
+    alone.done()
     alone.host.handle(Heard(other_offer(state="sealed"), HERE), 2.5)
+    (conn,) = [effect.conn for effect in alone.done() if isinstance(effect, Dial)]
     alone.say(1, frames.Ack(session=SESSION, epoch=1), now=2.5)
     assert alone.phase() is Acknowledging
-    (conn,) = alone.host.conflicts._table._connections
     alone.host.handle(Disconnected(conn, "refused"), 2.6)
     assert alone.phase() is Committed
 

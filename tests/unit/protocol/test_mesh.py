@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable
@@ -13,14 +14,15 @@ from msgspec import structs
 
 from mingle.diagnostics import Detour
 from mingle.protocol import mesh
-from mingle.protocol.effects import Dial, Effect, Hangup, Inspect, Write
-from mingle.protocol.events import Accepted, Address, BytesReceived, Connected, Disconnected, Inspected
-from mingle.protocol.handshake import Call, MemberConversation
-from mingle.protocol.machine import Context, Endpoints, Identity
-from mingle.protocol.mesh import INSPECTION_SECONDS, Answerer, Prover, greeting, targets_of
+from mingle.protocol.callers import Caller, Callers
+from mingle.protocol.effects import Dial, Hangup, Inspect, Write
+from mingle.protocol.events import BytesReceived, Connected, Disconnected, Inspected
+from mingle.protocol.handshake import Call, HostConversation
+from mingle.protocol.machine import Context
+from mingle.protocol.mesh import INSPECTION_SECONDS, Prover, greeting, targets_of
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.frames import PREFACE, Failure, ProcessInfo, Target
+from mingle.wire.frames import Failure, Target
 
 SESSION = b"S" * 16
 ME = b"M" * 16
@@ -37,20 +39,24 @@ def target(number: int) -> Target:
     return Target(member=member(number), address=f"10.0.0.{number}", port=PORT)
 
 
-def identity(who: bytes) -> Identity:
-    return Identity(job="job", attempt="", member=who, rank=None, world_size=9, node="n", who=ProcessInfo())
-
-
 class Listener:
     """A target: what it does with a connection is the test's choice."""
 
     def __init__(self, number: int, *, key: JobKey | None = None, session: bytes = SESSION) -> None:
-        self.effects: list[Effect] = []
         context = Context(key=key, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0)
-        self.answerer = Answerer(identity(member(number)), context, self.effects)
-        address = f"10.0.0.{number}"
-        self.answerer.endpoints = Endpoints(addresses=(Address(address, "eth0", 24),), port=PORT)
-        self.answerer.serve(session)
+        self.links = context.links
+        self.member = member(number)
+        self.callers = Callers(self, context)
+        self._conversation = functools.partial(
+            HostConversation,
+            job="job",
+            attempt="",
+            session=session,
+            addresses=(f"10.0.0.{number}",),
+            port=PORT,
+            key=key,
+            purposes=("mesh",),
+        )
         self.stopped = False
         """Whether its process does not run: its kernel still accepts."""
         self.small = False
@@ -60,9 +66,21 @@ class Listener:
         """Whether nothing comes back from its address."""
         self.mute = False
         """Whether a program accepts there that says nothing, while the target's process runs."""
-        self.speaks = b""
-        """What a program of another kind says to each caller."""
+        self.speaks: bytes | None = b""
+        """What a program of another kind says to each caller; None: it closes."""
         self.waiting: list[tuple[int, bytes | None]] = []
+
+    def conversation(self) -> HostConversation:
+        return self._conversation()
+
+    def caller_proved(self, caller: Caller, now: float) -> None:
+        pass
+
+    def caller_said(self, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+        self.callers.answer(caller.conn, "greeting", None, lambda: [greeting(self.member)])
+
+    def caller_lost(self, caller: Caller, reason: str, now: float) -> None:
+        pass
 
 
 class Lan:
@@ -72,11 +90,11 @@ class Lan:
         self.now = 100.0
         self.dials: list[tuple[float, str]] = []
         self.listeners = {f"10.0.0.{number}": Listener(number, key=key) for number in range(1, numbers + 1)}
-        self.effects: list[Effect] = []
         self.open: dict[int, str] = {}
         """The connections that have not ended, by the address that they lead to."""
         self.most_open = 0
         self.context = Context(key=key, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0)
+        self.links = self.context.links
         self._key = key
         self._seconds = seconds
         self.asked: list[Listener] = []
@@ -93,7 +111,6 @@ class Lan:
             interface="eth0",
             seconds=self._seconds,
             context=self.context,
-            effects=self.effects,
             ask=lambda target, _now: self.asked.append(self.at(int.from_bytes(target, "big"))),
             inspect=inspect,
             now=self.now,
@@ -106,8 +123,9 @@ class Lan:
 
     def settle(self) -> None:
         """Carry out effects until nothing more happens by itself."""
-        while self.effects:
-            effect = self.effects.pop(0)
+        while effects := self.links.take_effects():
+            self.links.effects[:] = effects[1:]
+            effect = effects[0]
             match effect:
                 case Dial(conn, address):
                     self.dials.append((self.now, address))
@@ -120,15 +138,14 @@ class Lan:
                     self.open.pop(conn, None)  # the other side can have hung up
         for listener in [each for each in self.asked if not each.stopped]:
             self.asked.remove(listener)
-            self.prover.runs(listener.answerer._identity.member, self.now)
-        if self.effects:
+            self.prover.runs(listener.member, self.now)
+        if self.links.effects:
             self.settle()
 
     def _tell(self, event: Connected | BytesReceived | Disconnected) -> None:
         if isinstance(event, Disconnected):
             self.open.pop(event.conn, None)
-        if self.prover.owns(event.conn):
-            self.prover.handle(event, self.now)
+        self.links.handle(event, self.now)
 
     def _dialed(self, conn: int, listener: Listener) -> None:
         if listener.refuses:
@@ -151,18 +168,19 @@ class Lan:
             conn, data = listener.waiting.pop(0)
             if listener.mute:
                 pass
+            elif listener.speaks is None:
+                self._tell(Disconnected(conn, "the other side closed it"))
             elif listener.speaks:
                 self._tell(BytesReceived(conn, listener.speaks))
             elif data is None:
-                listener.answerer.accepted(Accepted(conn, "10.0.0.99"), self.now)
-            elif listener.answerer.owns(conn):
-                listener.answerer.handle(BytesReceived(conn, data))
-            for effect in listener.effects:
+                listener.callers.accepted(conn, "10.0.0.99", self.now)
+            else:
+                listener.links.handle(BytesReceived(conn, data), self.now)
+            for effect in listener.links.take_effects():
                 if isinstance(effect, Write):
                     self._tell(BytesReceived(effect.conn, effect.data))
                 elif isinstance(effect, Hangup):
                     self._tell(Disconnected(effect.conn, "the other side closed it"))
-            listener.effects.clear()
 
     def cont(self, number: int) -> None:
         """Let a stopped target run."""
@@ -241,7 +259,7 @@ def test_target_to_which_the_kernel_does_not_send_as_it_should_fails_with_the_in
     lan = Lan(3)
     lan.context = structs.replace(lan.context, astray=lambda address: Detour(address, "eth1", "eth0"))
     lan.at(2).refuses = lan.at(3).silent = True
-    lan.effects.clear()
+    lan.links.take_effects()
     lan.prove()
     lan.run(6.1)
     assert lan.failures == {2: "refused", 3: "no route"}, "what refuses is reached"
@@ -272,8 +290,7 @@ def test_last_of_many_lost_syns_is_enough() -> None:
 def test_another_member_at_the_address_is_not_the_target() -> None:
     """Its greeting shows another id: two machines with one address."""
     lan = Lan(3)
-    lan.listeners["10.0.0.2"] = Listener(3)
-    lan.at(2).answerer.serve(SESSION, ["10.0.0.2"])
+    lan.at(2).member = member(3)
     lan.run(2.0)
     assert lan.failures == {2: "another program"}
 
@@ -302,7 +319,7 @@ def test_target_without_the_secret_is_another_program() -> None:
 def test_target_that_accepts_and_hangs_up_is_named_after_six_seconds() -> None:
     """As a process does that has no free descriptor."""
     lan = Lan(2)
-    lan.at(1).answerer.endpoints = None
+    lan.at(1).speaks = None
     lan.run(5.9)
     assert not lan.prover.done
     lan.run(0.5)
@@ -312,10 +329,9 @@ def test_target_that_accepts_and_hangs_up_is_named_after_six_seconds() -> None:
 def test_lack_of_descriptors_of_its_own_is_named() -> None:
     lan = Lan(1)
     while not lan.prover.done:
-        for effect in lan.effects:
+        for effect in lan.links.take_effects():
             if isinstance(effect, Dial):
-                lan.prover.handle(Disconnected(effect.conn, "Too many open files (EMFILE)"), lan.now)
-        lan.effects.clear()
+                lan.links.handle(Disconnected(effect.conn, "Too many open files (EMFILE)"), lan.now)
         lan.now = lan.prover.next_timer() or lan.now
         lan.prover.handle_timer(lan.now)
     assert lan.failures == {1: "no descriptor"}
@@ -336,19 +352,19 @@ def test_stopped_target_is_waited_for_and_dialed_once_more(seconds: float) -> No
 def test_target_that_is_stopped_before_its_greeting_is_waited_for() -> None:
     lan = Lan(1)
     listener = lan.at(1)
-    handle = listener.answerer.handle
+    handle = listener.links.handle
 
-    def stop_at_greeting(event: BytesReceived) -> None:
+    def stop_at_greeting(event: BytesReceived, now: float) -> None:
         if len(event.untrusted) > mesh.PADDING_BYTES:
             listener.stopped = True
             listener.waiting.insert(0, (event.conn, event.untrusted))
         else:
-            handle(event)
+            handle(event, now)
 
-    listener.answerer.handle = stop_at_greeting  # type: ignore[assignment, method-assign]
+    listener.links.handle = stop_at_greeting  # type: ignore[assignment, method-assign]
     lan.run(30.0)
     assert not lan.prover.done
-    listener.answerer.handle = handle  # type: ignore[method-assign]
+    listener.links.handle = handle  # type: ignore[method-assign]
     lan.cont(1)
     assert lan.prover.done
     assert not lan.failures
@@ -506,7 +522,6 @@ def test_target_that_is_gone_with_its_address_is_dialed_again() -> None:
         interface="",
         seconds=6,
         context=lan.context,
-        effects=lan.effects,
         ask=lambda _target, _now: None,
         now=lan.now,
     )
@@ -545,82 +560,6 @@ def test_stop_hangs_up_on_all() -> None:
     lan.settle()
     assert not lan.open
     assert lan.prover.next_timer() is None
-
-
-# --- the side that answers --------------------------------------------------------------------------------------------
-
-
-def test_member_without_a_seat_hangs_up() -> None:
-    listener = Listener(1)
-    listener.answerer.serve(b"")
-    listener.answerer.accepted(Accepted(5, "10.0.0.2"), 0.0)
-    assert listener.effects == [Hangup(5)]
-
-
-def test_member_of_another_session_hangs_up_on_the_callers_of_the_earlier_one() -> None:
-    listener = Listener(1)
-    listener.answerer.accepted(Accepted(5, "10.0.0.99"), 0.0)
-    assert not listener.effects, "the caller speaks first"
-    listener.answerer.serve(SESSION, ("10.0.0.1",))
-    assert listener.answerer.owns(5)
-    listener.answerer.serve(b"T" * 16)
-    assert listener.effects == [Write(5, PREFACE), Hangup(5)]
-    assert not listener.answerer.owns(5)
-
-
-def test_member_takes_no_more_callers_than_its_descriptors_allow() -> None:
-    effects: list[Effect] = []
-    context = Context(
-        key=None, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0, free_files=lambda: 80
-    )
-    answerer = Answerer(identity(member(1)), context, effects)
-    answerer.endpoints = Endpoints(addresses=(Address("10.0.0.1", "eth0", 24),), port=PORT)
-    answerer.serve(SESSION)
-    for conn in range(50):
-        answerer.accepted(Accepted(conn, "10.0.0.2"), 0.0)
-    assert [conn for conn in range(50) if answerer.owns(conn)] == list(range(40, 50))
-    answerer.accepted(Accepted(50, "10.0.0.3"), 0.0)
-    for conn in range(51, 80):
-        answerer.accepted(Accepted(conn, "10.0.0.2"), 0.0)
-    assert [conn for conn in range(80) if answerer.owns(conn)] == [50, *range(71, 80)], "a flood displaces its own"
-
-
-def test_caller_that_says_nothing_goes_after_a_while() -> None:
-    listener = Listener(1)
-    listener.answerer.accepted(Accepted(5, "10.0.0.2"), 10.0)
-    assert listener.answerer.next_timer() == 10.0 + mesh.CALLER_SECONDS
-    listener.answerer.handle_timer(10.0 + mesh.CALLER_SECONDS)
-    assert not listener.answerer.owns(5)
-
-
-GREET = greeting(member(9))
-
-
-@pytest.mark.parametrize(
-    ("said", "stays"),
-    [
-        ([frames.Join(world_size=2, node="n")], False),
-        ([frames.Ask(what="status")], False),
-        ([GREET], True),
-        ([GREET, GREET], False),
-    ],
-    ids=["joins", "asks", "greets", "greets again"],
-)
-def test_member_is_no_host_and_greets_once(said: list[frames.AnyFrame], stays: bool) -> None:
-    listener = Listener(1)
-    call = Call(job="job", member=member(9), session=SESSION, purpose="mesh")
-    conversation = MemberConversation(call, ("10.0.0.1", PORT))
-    listener.answerer.accepted(Accepted(1, "10.0.0.99"), 0.0)
-    while conversation.welcome is None:
-        listener.answerer.handle(BytesReceived(1, conversation.data_to_send()))
-        for effect in listener.effects:
-            assert isinstance(effect, Write)
-            conversation.receive_data(effect.data)
-        listener.effects.clear()
-    for frame in said:
-        conversation.send(frame)
-    listener.answerer.handle(BytesReceived(1, conversation.data_to_send()))
-    assert listener.answerer.owns(1) is stays
 
 
 # --- any network ------------------------------------------------------------------------------------------------------

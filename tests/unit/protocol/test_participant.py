@@ -42,7 +42,7 @@ class Member:
         self.proved = ProvedSession(*addresses)
         self.session = self.proved.session
         self.session.acknowledged = acknowledged
-        self.proving = Proving(IDENTITY, self.proved.context, self.proved.effects, port=lambda: 5000)
+        self.proving = Proving(IDENTITY, self.proved.context, port=lambda: 5000)
         self.part = Participant(self.session, epoch, self.proved.effects, self.proving)
 
     def hear(self, *said: frames.AnyFrame, now: float = 1.0) -> type:
@@ -150,7 +150,7 @@ def test_nothing_is_confirmed_while_a_target_is_dialed_and_then_its_failure() ->
     now = 1.0
     while now < 1.0 + REFUSED_SECONDS:
         assert not member.part.can_confirm
-        member.proving.handle(Disconnected(member.dial().conn, "ECONNREFUSED"), now)
+        member.proved.links.handle(Disconnected(member.dial().conn, "ECONNREFUSED"), now)
         due = member.part.next_timer()
         assert due is not None
         member.part.handle_timer(now := due)
@@ -175,7 +175,7 @@ def test_targets_wait_for_the_path_on_their_network_which_gives_them_their_scope
 def test_targets_are_dialed_all_the_same_if_the_path_on_their_network_can_not_be_proved() -> None:
     member = Member(ADDRESS, SECOND)
     member.hear(asks(1, TARGET, network=SECOND))
-    member.proved.table.handle(Disconnected(member.dial().conn, "ECONNREFUSED"), 1.5)
+    member.proved.links.handle(Disconnected(member.dial().conn, "ECONNREFUSED"), 1.5)
     member.part.prove_mesh(1.5)
     assert member.dialed() == [TARGET.address]
 
@@ -187,7 +187,7 @@ def test_targets_of_an_epoch_that_is_over_are_hung_up_on(said: frames.AnyFrame) 
     dial = member.dial()
     member.hear(said)
     assert Hangup(dial.conn) in member.proved.effects
-    assert not member.proving.owns(dial.conn)
+    assert dial.conn not in member.proved.links
     assert not member.proving.under_way
 
 
@@ -206,7 +206,7 @@ def test_targets_are_dialed_again_when_that_is_due() -> None:
 def test_word_that_a_target_runs_counts_in_its_epoch(epoch: int, counts: bool) -> None:
     member = Member()
     member.hear(asks(1, TARGET))
-    member.proving.handle(Connected(member.dial().conn, "10.0.0.2", "eth0"), 1.0)
+    member.proved.links.handle(Connected(member.dial().conn, "10.0.0.2", "eth0"), 1.0)
     member.part.handle_timer(1.0 + ANSWER_SECONDS)
     member.hear(frames.Runs(session=SESSION, epoch=epoch, member=TARGET.member), now=5.0)
     assert member.part.next_timer() == (5.0 + RUNS_SECONDS if counts else None)
@@ -223,7 +223,7 @@ def test_word_that_a_process_runs_means_nothing_to_a_member_without_targets() ->
 def with_failed_path(state: type) -> Member:
     """A member in this state that has failed to prove its second path at 0.9 s."""
     member = Member(ADDRESS, SECOND)
-    member.proved.table.handle(Disconnected(member.dial().conn, "no proof"), 0.9)
+    member.proved.links.handle(Disconnected(member.dial().conn, "no proof"), 0.9)
     member.reach(state)
     return member
 
@@ -255,7 +255,7 @@ def test_paths_that_can_be_broken_are_proved_again_once() -> None:
     member.hear(asks(1), now=1.0)
     second = member.dial()
     assert second.address == SECOND
-    member.proved.table.handle(Disconnected(second.conn, "no proof"), 1.1)
+    member.proved.links.handle(Disconnected(second.conn, "no proof"), 1.1)
     member.hear(asks(2), now=1.2)
     assert member.dialed() == []
 

@@ -23,9 +23,9 @@ class Node:
     """A node and what it has done."""
 
     def __init__(self) -> None:
-        self.effects: list[Effect] = []
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0)
-        self.proving = Proving(IDENTITY, context, self.effects, port=lambda: 5000)
+        self.links, self.effects = context.links, context.links.effects
+        self.proving = Proving(IDENTITY, context, port=lambda: 5000)
 
     def begin(self, epoch: int = 1, *, path: Path | None = PATH, suspects: tuple[Target, ...] = ()) -> None:
         self.proving.begin(
@@ -43,7 +43,7 @@ class Node:
         while self.proving.under_way and now <= 2 * REFUSED_SECONDS:
             for dial in self.take(Dial):
                 assert isinstance(dial, Dial)
-                self.proving.handle(Disconnected(dial.conn, "ECONNREFUSED"), now)
+                self.links.handle(Disconnected(dial.conn, "ECONNREFUSED"), now)
             if (due := self.proving.next_timer()) is not None:
                 self.proving.handle_timer(now := due)
 
@@ -65,10 +65,10 @@ def test_next_epoch_hangs_up_on_the_targets_of_the_one_before() -> None:
     node.begin(epoch=1)
     (dial,) = node.take(Dial)
     assert isinstance(dial, Dial)
-    assert node.proving.owns(dial.conn)
+    assert dial.conn in node.links
     node.begin(epoch=2)
     assert node.take(Hangup) == [Hangup(dial.conn)]
-    assert not node.proving.owns(dial.conn)
+    assert dial.conn not in node.links
 
 
 def test_link_local_targets_are_dialed_on_the_interface_of_the_network() -> None:
@@ -87,14 +87,14 @@ def test_suspect_looks_at_itself_and_the_result_waits_for_it() -> None:
     assert (inspect.interface, inspect.address, inspect.port, inspect.peers) == ("eth0", "10.0.0.2", 5000, (TARGET,))
     for dial in node.take(Dial):
         assert isinstance(dial, Dial)
-        node.proving.handle(Disconnected(dial.conn, "ECONNREFUSED"), 0.0)
+        node.links.handle(Disconnected(dial.conn, "ECONNREFUSED"), 0.0)
     for now in (REFUSED_SECONDS / 2, REFUSED_SECONDS):
         node.proving.handle_timer(now)
         for dial in node.take(Dial):
             assert isinstance(dial, Dial)
-            node.proving.handle(Disconnected(dial.conn, "ECONNREFUSED"), now)
+            node.links.handle(Disconnected(dial.conn, "ECONNREFUSED"), now)
     assert node.proving.take_result() is None
-    node.proving.handle(Inspected(inspect.number, BLOCKED), REFUSED_SECONDS)
+    node.proving.inspected(Inspected(inspect.number, BLOCKED))
     result = node.proving.take_result()
     assert result is not None
     assert result.blocked == BLOCKED
@@ -108,7 +108,7 @@ def test_node_without_a_path_on_the_network_can_not_look_at_itself() -> None:
 
 def test_events_without_a_proof_mean_nothing() -> None:
     node = Node()
-    node.proving.handle(Inspected(1, BLOCKED), 0.0)
+    node.proving.inspected(Inspected(1, BLOCKED))
     node.proving.runs(TARGET.member, 0.0)
     node.proving.handle_timer(0.0)
     assert node.proving.next_timer() is None

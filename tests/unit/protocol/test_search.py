@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.connection_race import ADDRESS_SECONDS
-from mingle.protocol.effects import Dial, Effect, Hangup, Multicast, Write
+from mingle.protocol.effects import Dial, Hangup, Multicast, Write
 from mingle.protocol.events import BytesReceived, Connected, Disconnected, Source
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context
@@ -62,13 +62,11 @@ class Searching:
     """A process that searches, and hosts that say what the test says."""
 
     def __init__(self, key: JobKey | None = None) -> None:
-        self.effects: list[Effect] = []
         self.searcher = Searcher()
         self.diagnostics = Diagnostics()
         context = Context(key=key, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-        self.search = Search(
-            IDENTITY, context, 0.0, diagnostics=self.diagnostics, effects=self.effects, searcher=self.searcher
-        )
+        self.links, self.effects = context.links, context.links.effects
+        self.search = Search(IDENTITY, context, 0.0, diagnostics=self.diagnostics, searcher=self.searcher)
         self.hosts: dict[int, HostConversation] = {}
 
     def hear(self, message: Offer, now: float = 1.0, source: Source = HERE) -> KnownSession:
@@ -101,24 +99,23 @@ class Searching:
             job="job", attempt="", session=session.name, addresses=session.offer.addresses, port=dial.port
         )
         self.hosts[dial.conn] = host
-        self.search.handle(Connected(dial.conn, "10.0.0.2", "eth0"), now)
-        for each in self.effects:
+        self.links.handle(Connected(dial.conn, "10.0.0.2", "eth0"), now)
+        for each in self.links.take_effects():
             if isinstance(each, Write) and each.conn == dial.conn:
                 host.receive_data(each.data)
-        self.effects.clear()
-        self.search.handle(BytesReceived(dial.conn, host.data_to_send()), now)
+        self.links.handle(BytesReceived(dial.conn, host.data_to_send()), now)
         for frame in said:
             self.say(dial.conn, frame, now)
         return dial.conn
 
     def say(self, conn: int, frame: frames.AnyFrame, now: float = 1.0) -> None:
         self.hosts[conn].send(frame)
-        self.search.handle(BytesReceived(conn, self.hosts[conn].data_to_send()), now)
+        self.links.handle(BytesReceived(conn, self.hosts[conn].data_to_send()), now)
 
     def fail(self, reason: str = "ECONNREFUSED", now: float = 1.0) -> None:
         """Fail each connection that is just to be made."""
         for dial in self.dials():
-            self.search.handle(Disconnected(dial.conn, reason), now)
+            self.links.handle(Disconnected(dial.conn, reason), now)
 
 
 def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
@@ -249,10 +246,10 @@ def test_wrong_secret_is_noted_for_the_report() -> None:
     session = searching.hear(offer())
     (dial,) = searching.dials()
     host = HostConversation(job="job", attempt="", session=SESSION, addresses=(ADDRESS,), port=4000)
-    searching.search.handle(Connected(dial.conn, "10.0.0.2", "eth0"), 1.0)
-    (write,) = [each for each in searching.effects if isinstance(each, Write)]
+    searching.links.handle(Connected(dial.conn, "10.0.0.2", "eth0"), 1.0)
+    (write,) = [each for each in searching.links.take_effects() if isinstance(each, Write)]
     host.receive_data(write.data)
-    searching.search.handle(BytesReceived(dial.conn, host.data_to_send()), 1.0)
+    searching.links.handle(BytesReceived(dial.conn, host.data_to_send()), 1.0)
     (failure,) = searching.diagnostics.secret_failures
     assert failure.startswith(f"{ADDRESS}: secret")
     assert session.race is None
@@ -288,7 +285,7 @@ def test_end_of_that_session_frees_the_process() -> None:
     searching = Searching()
     session, conn = probed(searching)
     searching.search.pause()
-    searching.search.handle(Disconnected(conn, "closed"), 2.0)
+    searching.links.handle(Disconnected(conn, "closed"), 2.0)
     assert (session.alive_since, session.ran) == (None, None)
     assert searching.search.next_timer() == 2.0, "it asks for a host again"
     assert searching.hear(offer(OTHER, port=4001), 2.0).races_to("join")
@@ -336,7 +333,7 @@ def test_host_that_ran_and_is_gone_is_no_reason_that_the_job_has_not_formed(prov
     session = searching.hear(offer())
     session.ran = running()
     if proved:
-        searching.search.handle(Disconnected(searching.prove(session), "reset"), 2.0)
+        searching.links.handle(Disconnected(searching.prove(session), "reset"), 2.0)
     else:
         searching.fail()
     assert session.ran is None
@@ -357,7 +354,7 @@ def test_conflict_of_such_a_session_counts_if_none_is_joined(joins: bool) -> Non
     assert searching.search.conflict is None
     searching.say(conn, frames.Closed(session=SESSION, reason="two rank 0s", conflict=True))
     assert "two rank 0s" in str(searching.search.conflict)
-    searching.search.handle(Disconnected(conn, "closed"), 2.0)
+    searching.links.handle(Disconnected(conn, "closed"), 2.0)
     searching.effects.clear()
     if joins:
         searching.prove(searching.hear(offer(OTHER, port=4001), 2.0), now=2.0)
@@ -368,7 +365,7 @@ def test_host_of_the_own_session_is_heard_and_lost() -> None:
     searching = Searching()
     conn = searching.prove(searching.hear(offer()))
     searching.say(conn, running("open"))
-    searching.search.handle(Disconnected(conn, "reset"), 2.0)
+    searching.links.handle(Disconnected(conn, "reset"), 2.0)
     assert searching.searcher.told[1:] == [("said", SESSION, running("open")), ("lost", SESSION, "reset")]
 
 
@@ -439,8 +436,8 @@ def test_question_names_no_host_that_answers_or_has_gone() -> None:
     for now in (1.0, 2.0, 3.0):
         searching.hear(offer(), now)
         (dial,) = searching.dials()
-        searching.search.handle(Connected(dial.conn, "10.0.0.2", "eth0"), now)
-        searching.search.handle(Disconnected(dial.conn, "closed"), now)
+        searching.links.handle(Connected(dial.conn, "10.0.0.2", "eth0"), now)
+        searching.links.handle(Disconnected(dial.conn, "closed"), now)
         searching.effects.clear()
     assert searching.search.question.unreached is None
     for now in (4.0, 5.0):

@@ -44,12 +44,12 @@ def test_a_connection_has_one_owner_until_it_is_hung_up() -> None:
     table.race(one)
     table.race(other)
     conns = [effect.conn for effect in table.effects if isinstance(effect, Dial)]
-    assert [table.sessions.owner(conn) for conn in conns] == [one, other]
-    assert not table.sessions.owns(max(conns) + 1)
+    assert all(conn in table.links for conn in conns)
+    assert max(conns) + 1 not in table.links
     one.hang_up()
-    assert [table.sessions.owns(conn) for conn in conns] == [False, True]
+    assert [conn in table.links for conn in conns] == [False, True]
     table.sessions.remove(other)
-    assert not table.sessions.owns(conns[1])
+    assert conns[1] not in table.links
 
 
 def test_all_but_the_chosen_one_are_hung_up_on() -> None:
