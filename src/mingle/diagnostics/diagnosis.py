@@ -23,6 +23,7 @@ from mingle.diagnostics.firewall import (
     Manager,
     Packet,
     Protocol,
+    added,
     allow,
     blocked,
     opening,
@@ -454,12 +455,8 @@ def open_firewall(facts: Facts) -> str:
     lines = opening(facts.chains, needed, port=port, networks=networks, manager=manager)
     if not facts.chains and manager != "nft":
         outgoing = bool(facts.send_errors.get("EPERM"))
-        lines = [
-            line
-            for protocol in PROTOCOLS
-            for each in hosts
-            for line in allow(protocol, port, [each], manager=manager, block=None, outgoing=outgoing)
-        ]
+        for protocol, each in itertools.product(PROTOCOLS, hosts):
+            lines = added(lines, allow(protocol, port, [each], manager=manager, block=None, outgoing=outgoing))
     what = f"UDP port {port} and TCP"
     where = f"the hosts of {', '.join(hosts)}" if hosts else "the hosts of the job"
     if lines:

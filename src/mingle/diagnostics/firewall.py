@@ -309,9 +309,14 @@ def opening(
             more = allow(packet.protocol, port, allowed, manager=manager, block=block, outgoing=outgoing)
             if set(more) <= set(lines):
                 break  # these lines do not let it pass
-            lines += [line for line in more if line not in lines]
+            lines = added(lines, more)
             block.chain.rules.insert(0, Rule(_accept(packet.protocol, port, allowed, outgoing=outgoing)))
     return lines
+
+
+def added(lines: Iterable[str], more: Sequence[str]) -> list[str]:
+    """Return the lines with some more, each once, and what ends them (firewalld's reload) at the end."""
+    return [*(each for each in lines if each not in more), *more]
 
 
 def allow(
@@ -339,8 +344,11 @@ def allow(
     ):  # what the manager accepts, another program's chain drops all the same
         rule = _accept(protocol, port, networks, outgoing=outgoing)
         return [f"nft insert rule {table} {block.chain.name} {rule}"]
-    if manager == "firewalld" and not outgoing:  # a port of a zone is open to every host
-        lines = [f"firewall-cmd --permanent --zone=trusted --add-source={each}" for each in networks]
+    ipv6 = ":" in networks[0]
+    if manager == "firewalld" and not outgoing:  # a port of a zone is open to every host, and a trusted source has all
+        what = f"port port={port} protocol=udp" if protocol == "udp" else "protocol value=tcp"
+        sources = (f"rule family={'ipv6' if ipv6 else 'ipv4'} source address={each}" for each in networks)
+        lines = [f"firewall-cmd --permanent --add-rich-rule='{each} {what} accept'" for each in sources]
         return [*lines, "firewall-cmd --reload"]
     way, hook, flag = ("out ", "OUTPUT", "-d") if outgoing else ("", "INPUT", "-s")
     if manager == "ufw":
@@ -351,7 +359,6 @@ def allow(
         return [f"ufw allow {way}proto {protocol} {preposition} {each}{to_port}" for each in networks]
     to_port = f" --dport {port}" if protocol == "udp" else ""
     ends = [""] if protocol == "udp" and outgoing else [f" {flag} {each}" for each in networks]
-    ipv6 = ":" in networks[0]
     if manager == "firewalld":
         tool = f"firewall-cmd --permanent --direct --add-rule {'ipv6' if ipv6 else 'ipv4'} filter {hook} 0"
     else:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 import subprocess
+from typing import get_args
 
 import pytest
 from msgspec.structs import replace
 
 from mingle.diagnostics import firewall
-from mingle.diagnostics.firewall import Block, Chain, Hook, Manager, Packet, Protocol, allow, blocked, opening, parse
+from mingle.diagnostics.firewall import (
+    PROTOCOLS,
+    Block,
+    Chain,
+    Hook,
+    Manager,
+    Packet,
+    Protocol,
+    allow,
+    blocked,
+    opening,
+    parse,
+)
 from tests.lab.lab import why_unavailable
 
 MULTICAST = Packet("udp", 29499, "239.192.1.1", "eth0")
@@ -130,6 +145,7 @@ def test_a_rule_is_read_once_however_many_packets_are_judged(monkeypatch: pytest
     assert len(found) == len(read) == 100
 
 
+RICH_RULE = "firewall-cmd --permanent --add-rich-rule='rule family=ipv4 source address=10.0.0.0/24 {} accept'"
 NETWORKS = {False: ["10.0.0.0/24"], True: ["fd00::/64"]}
 
 
@@ -176,8 +192,8 @@ NETWORKS = {False: ["10.0.0.0/24"], True: ["fd00::/64"]}
             "firewalld",
             False,
             False,
-            ["firewall-cmd --permanent --zone=trusted --add-source=10.0.0.0/24", "firewall-cmd --reload"],
-            ["firewall-cmd --permanent --zone=trusted --add-source=10.0.0.0/24", "firewall-cmd --reload"],
+            [RICH_RULE.format("port port=29499 protocol=udp"), "firewall-cmd --reload"],
+            [RICH_RULE.format("protocol value=tcp"), "firewall-cmd --reload"],
         ),
         (
             "firewalld",
@@ -202,6 +218,25 @@ def test_the_lines_that_each_program_takes(
     for protocol, lines in expected.items():
         given = allow(protocol, 29499, NETWORKS[ipv6], manager=manager, block=foreign, outgoing=outgoing)
         assert given == lines
+
+
+@pytest.mark.parametrize("outgoing", [False, True], ids=["in", "out"])
+@pytest.mark.parametrize("block", [None, Block(Chain("inet", "own", "c"), "drop")], ids=["its table", "another's"])
+@pytest.mark.parametrize("manager", get_args(Manager))
+def test_no_line_trusts_a_network_in_every_protocol(manager: Manager, block: Block | None, outgoing: bool) -> None:
+    if block is None and manager == "nft":
+        return  # without a chain there is no line of nft
+    for protocol, networks in itertools.product(PROTOCOLS, NETWORKS.values()):
+        lines = allow(protocol, 29499, networks, manager=manager, block=block, outgoing=outgoing)
+        assert all(protocol in line for line in lines if line != "firewall-cmd --reload"), lines
+
+
+def test_firewalld_reloads_after_the_last_line() -> None:
+    chains = parse(listing(policy="drop", family="inet").replace("filter {", "firewalld {", 1))
+    lines = opening(chains, NEEDED, port=29499, networks=NETWORKS[False], manager="firewalld")
+    assert lines == [RICH_RULE.format(each) for each in ("port port=29499 protocol=udp", "protocol value=tcp")] + [
+        "firewall-cmd --reload"
+    ]
 
 
 @pytest.mark.parametrize("manager", ["ufw", "iptables", "firewalld"])
@@ -263,6 +298,32 @@ def test_lines_that_are_pasted_open_every_chain_that_drops(text: str, count: int
     assert opening(mended, NEEDED, port=29499, networks=networks, manager="nft") == []
     stranger = Packet("tcp", 40000, "10.0.0.5", "eth0", "192.0.2.66")
     assert (blocked(mended, stranger) is None) == (blocked(chains(), stranger) is None)
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason="nft needs root and a network namespace of its own")
+@pytest.mark.skipif(shutil.which("iptables-nft") is None, reason="iptables-nft is not installed")
+def test_rules_that_iptables_wrote_are_read() -> None:
+    """ufw's rules are such, and only the text of nft has them: `nft -j` says "xt" and the name of a match."""
+    script = """
+        iptables-nft -N not-local
+        iptables-nft -A INPUT -i lo -j ACCEPT
+        iptables-nft -A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+        iptables-nft -A INPUT -m comment --comment ssh -p tcp --dport 22 -j ACCEPT
+        iptables-nft -A INPUT -j not-local
+        iptables-nft -A not-local -m addrtype --dst-type LOCAL -j RETURN
+        iptables-nft -A not-local -m limit --limit 3/min -j LOG --log-prefix "[UFW BLOCK] "
+        iptables-nft -A not-local -j DROP
+        iptables-nft -A INPUT -p tcp -m multiport --dports 1024:60000,62000 -j REJECT
+        nft list ruleset
+    """
+    done = subprocess.run(["unshare", "--net", "sh", "-ec", script], capture_output=True, text=True, check=True)
+    chains = parse(done.stdout)
+    found = blocked(chains, FROM_A_NEIGHBOR)
+    assert found is not None
+    assert "dport { 1024-60000, 62000 }" in found.rule
+    assert blocked(chains, replace(FROM_A_NEIGHBOR, first=False)) is None
+    assert blocked(chains, replace(FROM_A_NEIGHBOR, port=22)) is None
+    assert str(blocked(chains, MULTICAST)).endswith("drop` of chain ip filter not-local")
 
 
 def test_lines_that_do_not_help_are_not_repeated() -> None:

@@ -234,7 +234,8 @@ def test_commands_of_the_error_stand_on_lines_of_their_own() -> None:
     inspected(made, 3, blocked(1, manager="firewalld", chain="inet firewalld in"))
     assert str(error(made)).split("\n")[-3:] == [
         "  fix: on w3 (torch needs all TCP ports):",
-        "    firewall-cmd --permanent --zone=trusted --add-source=10.0.0.0/16",
+        "    firewall-cmd --permanent --add-rich-rule="
+        "'rule family=ipv4 source address=10.0.0.0/16 protocol value=tcp accept'",
         "    firewall-cmd --reload",
     ]
 
