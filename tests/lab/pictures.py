@@ -20,6 +20,7 @@ from rich.terminal_theme import MONOKAI
 from mingle.check import command
 from mingle.cli import checks, jobs
 from mingle.config.settings import Network
+from mingle.diagnostics import CheckStatus
 from mingle.observe.finder import list_jobs
 from mingle.observe.ping import Pinger
 
@@ -59,7 +60,7 @@ def ping_picture(count: int = 12) -> str:
 
 def doctor_picture() -> str:
     findings, _ = checks.examine(Network(), ())
-    table = checks.findings_table(findings)
+    table = checks.findings_table([each for each in findings if each.status is not CheckStatus.PASS])
     return picture("mingle-discover doctor", table, *table.below)
 
 

@@ -47,8 +47,8 @@ def check_hosts(hosts: Sequence[Host]) -> None:
         for other in hosts:
             if other is not host:
                 assert f"{other.name} (" in text
-    serving = start(hosts[1], "doctor --serve --timeout 4")
-    status, text = start(hosts[0], f"doctor --check {hosts[1].address()}").result()
+    serving = start(hosts[1], "doctor --all --serve --timeout 4")
+    status, text = start(hosts[0], f"doctor --all --check {hosts[1].address()}").result()
     assert status == 0, text
     assert f"{hosts[1].name} ({hosts[1].address()}): multicast, unicast, TCP pass" in text
     for told in (text, said(serving)):
@@ -74,7 +74,7 @@ def test_an_older_program_that_shares_the_port_is_a_rank(lab: Lab) -> None:
     one, _ = lab.host(lan), lab.host(lan)
     rank = try_rank(one, 0, discovery_timeout=4)
     rank.wait_for("started")
-    told = run(one, "doctor")
+    told = run(one, "doctor --all")
     rank.result()
     assert "WARN" not in told
     assert "FAIL" not in told

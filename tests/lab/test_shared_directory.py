@@ -136,7 +136,7 @@ def test_check_and_the_commands_of_discover_look_into_a_directory(lab: Lab, tmp_
     waiting.kill()
     serving = hosts[0].run([*discover, "doctor", "--serve", *shared])
     serving.wait_for_output("serving")
-    examined = hosts[1].run([*discover, "doctor", *shared])
+    examined = hosts[1].run([*discover, "doctor", "--all", *shared])
     examined.wait(60)
     assert f"writes in dir:{tmp_path}, and sees there what it has written, and reads what " in examined.stdout
     serving.interrupt()

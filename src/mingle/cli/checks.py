@@ -52,19 +52,23 @@ _WAY_NAMES = {"multicast": "multicast", "link": "224.0.0.x", "unicast": "unicast
     metavar="HOST[:PORT]",
     help="Check the paths to and from this host as well, where `mingle-discover doctor --serve` runs; can be repeated.",
 )
+@click.option("--all", "every", is_flag=True, help="Show the checks that passed as well.")
 @click.option("--serve", is_flag=True, help="After the checks, answer the --check of other hosts until --timeout.")
 @shared_options(timeout="Time limit of --serve. Default: none.", table=True)
-def doctor(shared: Shared, hosts: tuple[str, ...], serve: bool) -> None:
+def doctor(shared: Shared, hosts: tuple[str, ...], every: bool, serve: bool) -> None:
     """Check this machine and its network, and suggest fixes.
 
-    Each check is PASS, WARN or FAIL, with what was observed and a fix. The exit status is 1 if a check failed; a
-    warning leaves it 0. As root, doctor also reads the firewall's rules and finds the process that holds a port. It
-    takes a second or two. --serve ends with Ctrl-C or --timeout.
+    Each check is PASS, WARN or FAIL, with what was observed and a fix; without --all those that passed are only
+    counted. The exit status is 1 if a check failed; a warning leaves it 0. As root, doctor also reads the firewall's
+    rules and finds the process that holds a port. It takes a second or two. --serve ends with Ctrl-C or --timeout.
     """
     network = shared.network(1.0)
     findings, peers = examine(network, hosts)
     fields = {"checks": [finding_record(finding) for finding in findings], "peers": peers}
-    shared.answer(fields, findings_table(findings), finding_lines(findings))
+    shown = findings if every else [each for each in findings if each.status is not CheckStatus.PASS]
+    shared.answer(fields, findings_table(shown), finding_lines(shown))
+    if not (every or shared.json):
+        output.say(f"{len(findings) - len(shown)} of {len(findings)} checks passed; --all shows them")
     if serve:
         try:
             _serve(shared, network)

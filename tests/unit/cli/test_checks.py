@@ -118,6 +118,20 @@ def test_a_failed_check_is_status_1() -> None:
     assert "FAIL\tenvironment" in result.stdout
 
 
+def test_what_passed_is_counted_and_shown_on_demand() -> None:
+    port = free_udp_port()
+    checked = json.loads(doctor("--json", port=port, MASTER_ADDR="10.9.9.9").stdout)["checks"]
+    passed = [each["name"] for each in checked if each["status"] == "PASS"]
+    brief, whole = (doctor(*words, port=port, MASTER_ADDR="10.9.9.9") for words in ((), ("--all",)))
+    assert "PASS" not in brief.stdout
+    assert f"{len(passed)} of {len(checked)} checks passed; --all shows them\n" in brief.stderr
+    names = [line.split("\t")[1] for line in whole.stdout.splitlines() if line.startswith("PASS")]
+    assert names == passed
+    assert "checks passed" not in whole.stderr
+    rest = [line for line in whole.stdout.splitlines() if not line.startswith("PASS")]
+    assert rest == brief.stdout.splitlines() != []
+
+
 def test_a_warning_is_status_0() -> None:
     result = doctor(port=free_udp_port(), MASTER_ADDR="10.9.9.9")
     assert result.exit_code == 0
@@ -135,7 +149,7 @@ def test_doctor_warns_of_peers_that_are_this_machine_alone(peers: str, warns: bo
     ("job_id", "problem"), [("caf\udce9", "surrogate"), (257 * "x", "257 bytes"), ("", "is empty")]
 )
 def test_doctor_names_a_job_id_that_cannot_be_one_beside_all_else(job_id: str, problem: str) -> None:
-    done = doctor(port=free_udp_port(), MINGLE_JOB_ID=job_id)
+    done = doctor("--all", port=free_udp_port(), MINGLE_JOB_ID=job_id)
     assert done.exit_code == 1
     (line,) = [each for each in done.stdout.splitlines() if each.startswith("FAIL")]
     assert line.split("\t")[1] == "environment"
@@ -180,7 +194,7 @@ def test_a_peer_that_does_not_resolve_is_wrong_usage() -> None:
 
 
 def test_serving_ends_when_its_time_is_over() -> None:
-    result = doctor("--serve", "--timeout", "0.3", port=free_udp_port())
+    result = doctor("--all", "--serve", "--timeout", "0.3", port=free_udp_port())
     assert "serving" in result.stderr
     assert result.stdout.count("PASS") >= 5
 

@@ -201,9 +201,9 @@ def test_live_tables_on_a_terminal() -> None:
     shown = on_a_terminal("ping", "--count", "2", "--interval", "0.1")
     assert re.search(r"PEER.*WAY.*SENT.*ANSWERED.*LOSS", shown)
     assert "JOB" not in on_a_terminal("list", "-t", "0.2"), "without a job there is no table"
-    shown = on_a_terminal("doctor")
+    shown = on_a_terminal("doctor", "--all")
     assert "\x1b[32mPASS" in shown
-    assert "\x1b[32m" not in on_a_terminal("doctor", NO_COLOR="1")
+    assert "\x1b[32m" not in on_a_terminal("doctor", "--all", NO_COLOR="1")
 
 
 def test_messages_are_escaped_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
