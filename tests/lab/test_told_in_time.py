@@ -203,6 +203,29 @@ def test_a_rank_that_was_refused_is_named_by_those_that_wait(lab: Lab, door: str
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_rank_that_was_started_twice_is_named_by_both_where_rank_0_is_missing(lab: Lab, seed: int) -> None:
+    hosts = two(lab)
+    ranks = [start(host, f"twice {seed}", 1, 3, "given", False) for host in hosts]
+    for rank, other in zip(ranks, reversed(hosts), strict=True):
+        assert_told(rank, f"rank 1 was started twice, here and on host {other.name} ")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_size_of_1_that_was_left_over_is_named(lab: Lab, seed: int) -> None:
+    """Rank 0 runs alone, and sends no packet."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    left_over = {"RANK": "0", "WORLD_SIZE": "1"}
+    alone = start(hosts[0], f"size {seed}", None, None, "given", False, env=left_over)
+    waiting = [start(host, f"size {seed}", rank, 3, "given", False) for rank, host in enumerate(hosts) if rank]
+    alone.wait_for_output("this process runs alone, since WORLD_SIZE is 1; ")
+    for rank in waiting:
+        assert_told(rank, "rank 0 was not started, has ended already, or runs alone with a world size of 1, ")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_peer_that_does_not_resolve_is_named(lab: Lab, seed: int) -> None:
     host, _ = two(lab)
     rank = start(host, f"peer {seed}", 1, 2, "given", False, peers=["nosuch.example"])

@@ -207,6 +207,7 @@ OUR_HARDWARE = {"neighbors": {"10.0.0.2": ["52:54:00:00:00:01"]}, "hardware": {"
 SAME_HARDWARE = {"neighbors": {"10.0.0.2": ["52:54:00:00:00:01"], "10.0.0.3": ["52:54:00:00:00:01"]}}
 NO_ARP: Mapping[str, Any] = {"neighbors": {"10.0.0.2": []}}
 TWIN = {b"A" * 16: "rank 1 on host node2 (10.0.0.2), pid 9"}
+TWINS = SEEKER | {b"B" * 16: "rank 2 on host node3 (10.0.0.3), pid 5"}
 OURS = {"hostname": "node1", "addresses": ["10.0.0.2"]}
 TYPO = {"resent": "host node9 (10.0.0.9), pid 4"}
 OTHER = {"bert": "host node9 (10.0.0.9), pid 4"}
@@ -263,6 +264,17 @@ RANKS = (
         observed="a rank came, its connection timed out, and it is not back",
         status=Status(joined=3, world_size=4, departed=(2,), left=("rank 2 on host x: timed out (ETIMEDOUT)",)),
         cause="its machine is down, or its network was cut or loses packets",
+    ),
+    Row(
+        observed="ranks are missing, and one was started twice",
+        status=replace(LACKING, refused=("rank 1 on host x, pid 2: rank taken (rank 1 is held by a live process)",)),
+        cause="a rank was started twice: rank 1 on host x, pid 2",
+    ),
+    Row(
+        observed="ranks are assigned, some are missing, and nothing else is observed",
+        status=Status(joined=2, world_size=4),
+        assigned=True,
+        cause="the missing ranks were not started, run alone with a world size of 1, or can't reach rank 0",
     ),
     Row(
         observed="ranks are assigned, and a process left since its own time was up",
@@ -655,7 +667,7 @@ RANKS = (
         observed="rank 0 is not heard, other ranks of the job are, and so is another job",
         heard={"seekers": SEEKER, "other_jobs": OTHER},
         machine=NO_ROUTE,
-        cause="rank 0 was not started, or runs alone with a world size of 1",
+        cause="rank 0 was not started, has ended already, or runs alone with a world size of 1",
     ),
     Row(
         observed="rank 0 is not heard, a job id that resembles ours not at all is",
@@ -667,12 +679,28 @@ RANKS = (
         observed="rank 0 is not heard, other ranks of the job are",
         heard={"seekers": SEEKER},
         machine=NO_ROUTE,
-        cause="rank 0 was not started, or runs alone with a world size of 1",
+        cause="rank 0 was not started, has ended already, or runs alone with a world size of 1",
     ),
     Row(
         observed="rank 0 is not heard, and another process has the same rank",
         heard={"seekers": SEEKER | TWIN},
-        cause="the same rank was started twice, here and as rank 1 on host node2 (10.0.0.2), pid 9, and rank 0 was not",
+        cause="rank 1 was started twice, here and on host node2 (10.0.0.2), pid 9, and rank 0 was not started",
+    ),
+    Row(
+        observed="rank 0 is not heard, and two other processes with one rank look for it at the same time",
+        heard={"seekers": TWINS, "heard_at": {b"A" * 16: (0.0, 9.0), b"B" * 16: (3.0, 9.0)}},
+        cause="rank 2 was started twice, on host node2 (10.0.0.2), pid 9 and on host node3 (10.0.0.3), pid 5, and rank",
+    ),
+    Row(
+        observed="the same, and one was not heard any more when the other one came",
+        heard={"seekers": TWINS, "heard_at": {b"A" * 16: (0.0, 2.0), b"B" * 16: (3.0, 9.0)}},
+        cause="rank 0 was not started",
+    ),
+    Row(
+        observed="rank 0 is not heard, and only ranks of this machine are",
+        heard={"seekers": SEEKER},
+        network={"hostname": "node2"},
+        cause="has ended already, or runs alone with a world size of 1, the network carries no multicast",
     ),
     Row(
         observed="no process is heard, and only loopback is up",
@@ -698,7 +726,7 @@ RANKS = (
     Row(
         observed="no process is heard, and this one's UDP port is not the default",
         machine=OTHER_PORT,
-        cause="rank 0 was not started, or runs alone with a world size of 1, or with another MINGLE_PORT than 31000",
+        cause="has ended already, or runs alone with a world size of 1, or with another MINGLE_PORT than 31000",
     ),
     Row(
         observed="other ranks of this machine are heard, and MINGLE_TTL=0 is left over",
@@ -742,7 +770,7 @@ RANKS = (
     Row(
         observed="no process is heard, and there is no default route",
         machine=NO_ROUTE,
-        cause="rank 0 was not started, or runs alone with a world size of 1, the network carries no multicast",
+        cause="has ended already, or runs alone with a world size of 1, the network carries no multicast",
     ),
     Row(
         observed="rank 0 is not heard, other ranks of the job are, in a Kubernetes pod without MINGLE_PEERS",
@@ -763,7 +791,7 @@ RANKS = (
     ),
     Row(
         observed="no process is heard",
-        cause="rank 0 was not started, or runs alone with a world size of 1, the network carries no multicast",
+        cause="has ended already, or runs alone with a world size of 1, the network carries no multicast",
     ),
 )
 AGENTS = (

@@ -347,7 +347,20 @@ def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
     lone = LoneSession(member, server)
     _hold(lone)
     lone.serve()
+    _say_alone(wanted)
     return formation, lone
+
+
+def _say_alone(wanted: Settings) -> None:
+    """Say which variable makes this process a job of its own: left over, it keeps the other ranks waiting."""
+    variables = ("MINGLE_WORLD_SIZE", "WORLD_SIZE") if wanted.placement.launcher is None else ("MINGLE_WORLD_SIZE",)
+    environ = process_environment.visible()
+    if (variable := next((name for name in variables if text_of(environ, name) is not None), None)) is not None:
+        text = (
+            f"job {wanted.job_id}: this process runs alone, since {variable} is 1; if other ranks wait for it, give it "
+            f"the {variable} that they have, or unset it on all"
+        )
+        progress.say(logging.INFO, text, quiet=wanted.progress == "off")
 
 
 def _export(wanted: Settings, formation: Formation) -> None:

@@ -58,7 +58,9 @@ def incomplete(
     why = _why_incomplete(identity, memory, status, most, diagnostics, facts, alone=alone)
     otherwise = _OTHERWISE
     if alone and diagnostics.empty and not facts.peers:
-        otherwise = reports.silence("the other nodes were", "the output of the other nodes", "all nodes", facts)
+        otherwise = reports.silence(
+            "the other nodes were not started, ", "the output of the other nodes", "all nodes", facts
+        )
     cause, remedy = why or otherwise
     lines = [
         observation,

@@ -9,6 +9,7 @@ The texts call a member by its `ProcessInfo.unit`: a rank, or a node where ``min
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeAlias
@@ -559,9 +560,11 @@ def _incomplete(
     observation += "."
     observation += history(status, diagnostics)
     alone = status.joined <= 1 and not status.left
-    otherwise = f"the missing {unit}s were not started, or can't reach {unit} 0", _look(unit)
+    runs_alone = f"run alone with a {_size(unit)} of 1, " if identity.rank is None else ""
+    otherwise = f"the missing {unit}s were not started, {runs_alone}or can't reach {unit} 0", _look(unit)
     if alone and diagnostics.empty and not facts.peers:
-        otherwise = silence(f"the missing {unit}s were", f"the output of the missing {unit}s", "all hosts", facts)
+        missing = f"the missing {unit}s were not started, {runs_alone}"
+        otherwise = silence(missing, f"the output of the missing {unit}s", "all hosts", facts)
     return observation, *(_why_incomplete(identity, diagnostics, facts, status, alone=alone) or otherwise)
 
 
@@ -623,6 +626,8 @@ def _as_the_host_says(
 ) -> Cause | None:
     unit = identity.who.unit
     if status.refused and status.joined < status.world_size:
+        if ": rank taken (" in status.refused[-1]:
+            return f"a {unit} was started twice: {status.refused[-1]}", "give every process its own rank."
         return f"a {unit} was started with settings that contradict the others: {status.refused[-1]}", _look(unit)
     shared = shared_address(status.left, diagnostics, facts)
     if shared is not None and status.joined < status.world_size:
@@ -680,36 +685,64 @@ def _silent_host(identity: Identity, seconds: float) -> tuple[str, str, str]:
 def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, seconds: float) -> tuple[str, str, str]:
     unit, host = identity.who.unit, _host(identity)
     observation = f"job {identity.job!r}: {host} was not found within {seconds:g} s by {_me(identity)}."
-    others = f"{unit}s" if diagnostics.seekers else "jobs"
-    twins = [text for text in diagnostics.seekers.values() if text.startswith(f"{_me(identity)} on ")]
-    unheard = (
-        f"{host} was not started, or runs alone with a {_size(unit)} of 1, or its multicast does not reach this "
-        f"network (other {others} are heard, so multicast works here)",
-        f"look at the output and the {_size(unit)} of {host}; `mingle-discover list` on its host shows what it does.",
-    )
-    unknown = silence(f"{unit} 0 was", f"{unit} 0's output", f"{unit} 0's host", facts, size=_size(unit))
-    otherwise = unheard if diagnostics.seekers or diagnostics.other_jobs else unknown
-    if twins and identity.rank is not None:
-        otherwise = (
-            f"the same {unit} was started twice, here and as {few(twins, '; ')}, and {host} was not started",
-            "give every process its own rank, one of them rank 0.",
-        )
+    missing = f"{unit} 0 was not started, {_or_alone(unit)}, "
+    otherwise = silence(missing, f"{unit} 0's output", f"{unit} 0's host", facts)
+    for others, texts in ((f"{unit}s", diagnostics.seekers.values()), ("jobs", diagnostics.other_jobs.values())):
+        if _elsewhere(texts, facts):
+            otherwise = _host_unheard(identity, others)
+            break
     return observation, *(_why_no_host(identity, diagnostics, facts, alone=True) or otherwise)
 
 
-def silence(missing: str, output: str, peers: str, facts: NetworkFacts, *, size: str = "") -> Cause:
+def _or_alone(unit: str) -> str:
+    return f"has ended already, or runs alone with a {_size(unit)} of 1"
+
+
+def _elsewhere(processes: Iterable[str], facts: NetworkFacts) -> bool:
+    """Return whether one of these processes is on another machine: those of this one meet without a network."""
+    return any(f"host {facts.hostname} (" not in text for text in processes)
+
+
+def _host_unheard(identity: Identity, others: str) -> Cause:
+    """Return the cause if other machines are heard, and no host of the job."""
+    unit, host = identity.who.unit, _host(identity)
+    return (
+        f"{host} was not started, {_or_alone(unit)}, or its multicast does not reach this network (other {others} are "
+        "heard, so multicast works here)",
+        f"look at the output and the {_size(unit)} of {host}; `mingle-discover list` on its host shows what it does.",
+    )
+
+
+def _started_twice(identity: Identity, diagnostics: Diagnostics) -> Cause | None:
+    """Return the cause if two processes with one given rank look for the host at the same time."""
+    ranks: dict[str, list[tuple[float, float, str]]] = {}
+    if identity.rank is not None:
+        ranks[_me(identity)] = [(float("-inf"), float("inf"), "here")]
+    for member, text in diagnostics.seekers.items():
+        rank, _, where = text.partition(" on host ")
+        ranks.setdefault(rank, []).append((*diagnostics.heard_at.get(member, (0.0, 0.0)), f"on host {where}"))
+    for rank, found in ranks.items():
+        for (first, last, where), (other_first, other_last, other) in itertools.combinations(found, 2):
+            # A process that was started again is heard only after the one before it.
+            if rank.startswith(f"{identity.who.unit} ") and max(first, other_first) <= min(last, other_last):
+                return (
+                    f"{rank} was started twice, {where} and {other}, and {_host(identity)} was not started",
+                    "give every process its own rank, one of them rank 0.",
+                )
+    return None
+
+
+def silence(missing: str, output: str, peers: str, facts: NetworkFacts) -> Cause:
     """Return the cause if no process was heard and nothing is wrong with this machine.
 
     Args:
-        missing: who is missing, with its verb.
+        missing: who is missing, and why, as the first part of a list.
         output: what to look at first.
         peers: the hosts to name where there is no multicast.
         facts: what was tried.
-        size: what would be 1 if the one who is missing ran alone; empty if it can't.
     """
-    alone = f"or runs alone with a {size} of 1, " if size else ""
     return (
-        f"{missing} not started, {alone}{_other_port(facts)}the network carries no multicast (most clouds and "
+        f"{missing}{_other_port(facts)}the network carries no multicast (most clouds and "
         "Kubernetes networks don't), or a firewall or a switch with IGMP snooping drops it",
         f"check {output}; run `mingle-discover ping` on both hosts; then allow UDP port {facts.port}, or set "
         f"MINGLE_PEERS=<{peers}>.",
@@ -733,7 +766,8 @@ def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFac
         if known is not None and _astray(facts) is None:
             certain = f"{host} was heard but could not be reached over TCP: {known[0]}", known[1]
     words = _words(identity.who.unit)
-    return likely_cause(identity.job, diagnostics, facts, words, alone=alone, certain=certain)
+    twice = _started_twice(identity, diagnostics)
+    return likely_cause(identity.job, diagnostics, facts, words, alone=alone, certain=certain, heard=twice)
 
 
 def unreachable_host(host: str, facts: NetworkFacts, *, gone: bool) -> Cause:
@@ -786,7 +820,10 @@ def waiting(
         connected: whether the rank is connected to the host, or is the host.
     """
     if not connected:
-        return _why_no_host(identity, diagnostics, facts, alone=False) or unheard(diagnostics, facts)
+        why = _why_no_host(identity, diagnostics, facts, alone=False) or unheard(diagnostics, facts)
+        if why is None and identity.rank is not None and _elsewhere(diagnostics.seekers.values(), facts):
+            why = _host_unheard(identity, f"{identity.who.unit}s")
+        return why
     if status is None:
         return _SILENT
     if not diagnostics.store_failures:

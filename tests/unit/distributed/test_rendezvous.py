@@ -343,6 +343,32 @@ def test_a_rank_alone_needs_no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     until(lambda: not answers(job.master_port))
 
 
+OMPI_RANKS = dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), "0")
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"WORLD_SIZE": "1"}, "WORLD_SIZE"),
+        ({"MINGLE_WORLD_SIZE": "1", "WORLD_SIZE": "4"}, "MINGLE_WORLD_SIZE"),
+        (dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "WORLD_SIZE"), "1") | OMPI_RANKS, None),
+        ({}, None),
+    ],
+)
+def test_a_variable_that_leaves_a_rank_alone_is_named(
+    variables: dict[str, str], named: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with (
+        caplog.at_level("INFO", "mingle"),
+        mingle.discover(job_name("alone"), **({} if variables else {"world_size": 1})),
+    ):
+        said = [text for text in caplog.messages if "runs alone" in text]
+    assert said == [] if named is None else f"this process runs alone, since {named} is 1; " in said[0]
+
+
 @pytest.mark.usefixtures("no_packet")
 def test_a_rank_alone_needs_no_rank() -> None:
     with mingle.discover("alone", world_size=1) as job:
