@@ -372,6 +372,23 @@ def test_another_netmask_is_named(lab: Lab, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_address_translation_that_hides_rank_0_is_named(lab: Lab, seed: int) -> None:
+    inside, outside = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
+    router = lab.host(inside, outside, name="router")
+    hosts = [lab.host(inside), lab.host(outside)]
+    own, public = hosts[0].address(), router.address(outside)
+    router.forward(f"ip daddr {public} dnat to {own}")
+    hosts[0].ip(f"route replace default via {router.address(inside)}")
+    start(hosts[0], f"nat {seed}", 0, 2, "given", False)
+    rank = start(hosts[1], f"nat {seed}", 1, 2, "given", False, peers=[public])
+    assert_told(
+        rank, f"host {hosts[0].name} announces {own}, and its datagrams come from {public}: address translation"
+    )
+    assert "fix: set MINGLE_ADVERTISE there" in rank.output
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_rank_that_is_heard_and_does_not_come_is_named(lab: Lab, seed: int) -> None:
     """Its packets arrive, and it hears nothing of rank 0."""
     hosts = two(lab)

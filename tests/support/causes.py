@@ -611,6 +611,11 @@ RANKS = (
         cause="rank 1 on host n, pid 1 hears rank 0 on host node0 (10.0.0.1), pid 7 and does not reach it over TCP",
     ),
     Row(
+        observed="the same, and its datagrams come from an address that it does not announce",
+        heard={"unreached": TO_HOST, "translated": {"10.0.0.1": "203.0.113.7"}},
+        cause="host node0 announces 10.0.0.1, and its datagrams come from 203.0.113.7: address translation (NAT) hides",
+    ),
+    Row(
         observed="the same, and the kernel sends to it by another interface than the named one",
         heard={"hosts": {HOST: "not reached: 10.0.0.1 No route to host"}},
         machine=ASTRAY,
@@ -727,6 +732,11 @@ RANKS = (
         observed="no process is heard, and this one's UDP port is not the default",
         machine=OTHER_PORT,
         cause="has ended already, or runs alone with a world size of 1, or with another MINGLE_PORT than 31000",
+    ),
+    Row(
+        observed="no process is heard, and this machine has only IPv6",
+        network={"groups": ["ff12::b195:745f"]},
+        cause="a world size of 1, or with only IPv4 (this machine has only IPv6), the network carries no multicast",
     ),
     Row(
         observed="other ranks of this machine are heard, and MINGLE_TTL=0 is left over",

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mingle.config.settings import DEFAULT_PORT, Network
 from mingle.engine.rejections import Rejections
@@ -106,6 +106,10 @@ class Evidence:
 
         return inspection.collect_facts(self._network.port, environ=environ, **self.observed() | observed)
 
+    def _uses(self, family: Literal["4", "6"]) -> bool:
+        usable = self._interfaces.usable
+        return self._network.family in ("auto", family) and any(each.of_family(family) for each in usable)
+
     def _answers(self) -> dict[str, bool]:
         own = {str(address.ip) for each in self._interfaces.found for address in each.addresses}
         return self._udp.peers.answers(own)
@@ -113,9 +117,8 @@ class Evidence:
     def observed(self) -> dict[str, Any]:
         """Return what the sockets have shown, as arguments of `inspection.collect_facts`."""
         network, transport, answers = self._network, self._udp.transport, self._answers()
-        ipv4 = any(each.of_family("4") for each in self._interfaces.usable) and network.family != "6"
         return {
-            "group": (self._udp.group or BROWSE_GROUP).ipv4 if ipv4 else "",
+            "group": (self._udp.group or BROWSE_GROUP).ipv4 if self._uses("4") else "",
             "used": self._interfaces.usable,
             "found": self._interfaces.found,
             "lost": self._interfaces.lost(),
@@ -170,9 +173,8 @@ class Evidence:
             findings: of `diagnose`.
         """
         network, transport, group = self._network, self._udp.transport, self._udp.group or BROWSE_GROUP
-        groups = [] if network.family == "6" else [group.ipv4]
-        if network.family != "4" and any(each.of_family("6") for each in self._interfaces.usable):
-            groups.append(group.ipv6(network.ttl))
+        groups = [group.ipv4] if self._uses("4") else []
+        groups += [group.ipv6(network.ttl)] if self._uses("6") else []
         answers = self._answers()
         failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
         failures += [f"local relay: {self._udp.relay.failure}"] if self._udp.relay.failure else []

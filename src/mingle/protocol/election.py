@@ -393,7 +393,7 @@ class Elector(SessionPolicy[KnownSession]):
             return  # of this process, from this session or from one that it has given up
         self._attendance.heard(message, now)
         if self._candidacy.is_other_host(message):
-            self.joiner.diagnostics.heard_host(message)
+            self.joiner.diagnostics.heard_host(message, source)
         if self.host is not None and self._candidacy.competes(message):
             self._call(message, now, interface=source.interface, sender=source.address)
             if message.state == "open" or self._competing() is None:

@@ -124,6 +124,8 @@ class Diagnostics(Struct):
     secret_failures: dict[str, None] = field(default_factory=dict)
     machines: dict[str, dict[str, None]] = field(default_factory=dict)
     """The names of the machines whose multicasts came from each address."""
+    translated: dict[str, str] = field(default_factory=dict)
+    """The addresses that hosts announce, with the address from which their datagrams come instead."""
     off_link: dict[str, None] = field(default_factory=dict)
     """The addresses on our network that are in none of our subnets."""
     heard_at: dict[str | bytes, tuple[float, float]] = field(default_factory=dict)
@@ -203,8 +205,14 @@ class Diagnostics(Struct):
         for member in [each for each, gone in self.failed.items() if (gone.rank, gone.hostname) == (rank, hostname)]:
             del self.failed[member]
 
-    def heard_host(self, offer: Offer) -> None:
-        """Note the name of the host of a session, for what others say of it."""
+    def heard_host(self, offer: Offer, source: Source) -> None:
+        """Note the name of the host of a session, for what others say of it, and whether NAT hides its addresses."""
+        by_unicast = not (source.multicast or source.folder or source.address.lower().startswith("fe80:"))
+        for address in offer.addresses:
+            if source.address in offer.addresses:
+                self.translated.pop(address, None)
+            elif by_unicast:
+                note(self.translated, address, source.address)
         if offer.session not in self.sessions:
             self._came(None if offer.assigned or offer.kind == "agents" else 0, offer.hostname)
         if offer.session in self.sessions or len(self.sessions) < REMEMBERED_PER_KIND:

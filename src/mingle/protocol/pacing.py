@@ -361,7 +361,7 @@ class DiscoveryClient:
         return None
 
     def _offered(self, offer: Offer, source: Source, now: float) -> None:
-        self._diagnostics.heard_host(offer)
+        self._diagnostics.heard_host(offer, source)
         self.seeker.heard_offer(now)
         if self._asked_late and not source.multicast and not source.folder:
             # Ranks that hear this one and not the host have kept their questions back.
@@ -461,7 +461,7 @@ class HostAnnouncements:
             elif isinstance(message, Failed) and not self._seated(message.member):
                 self._diagnostics.has_failed(message, source)
             elif isinstance(message, Offer) and message.session != self._session:
-                self._diagnostics.heard_host(message)
+                self._diagnostics.heard_host(message, source)
                 if self._announcer.sealed and message.state == "open" and not source.folder:
                     # That host should hear that the job runs. Two open hosts dial each other, which tells both.
                     self._announcer.asked()

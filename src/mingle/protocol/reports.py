@@ -249,7 +249,8 @@ def unreached(diagnostics: Diagnostics, facts: NetworkFacts) -> Cause | None:
             "compare `ip address` and `ip route` on both machines, and give them addresses of one subnet or the route.",
         )
     return (
-        f"{few(lines.values(), '; ')}: a firewall on one of them or between them, or an address of another network",
+        f"{few(lines.values(), '; ')}: a firewall on one of them or between them, an address that two machines have, "
+        "or one of another network",
         "allow TCP between them (`mingle-discover doctor` shows the rule), or set MINGLE_INTERFACE.",
     )
 
@@ -269,6 +270,13 @@ def known_of(processes: Iterable[str], diagnostics: Diagnostics, facts: NetworkF
         facts: what is known of the network.
     """
     named = dict.fromkeys(_machines(processes))
+    for name, address in named:
+        if (source := diagnostics.translated.get(address)) is not None:
+            return (
+                f"host {name} announces {address}, and its datagrams come from {source}: address translation (NAT) "
+                "hides it",
+                "set MINGLE_ADVERTISE there to an address that leads to it from here, and forward the ports.",
+            )
     for name, address in named:
         if (shared := _shared(name, address, diagnostics, facts)) is not None:
             return shared
@@ -742,15 +750,18 @@ def silence(missing: str, output: str, peers: str, facts: NetworkFacts) -> Cause
         facts: what was tried.
     """
     return (
-        f"{missing}{_other_port(facts)}the network carries no multicast (most clouds and "
+        f"{missing}{_unheard_here(facts)}the network carries no multicast (most clouds and "
         "Kubernetes networks don't), or a firewall or a switch with IGMP snooping drops it",
         f"check {output}; run `mingle-discover ping` on both hosts; then allow UDP port {facts.port}, or set "
         f"MINGLE_PEERS=<{peers}>.",
     )
 
 
-def _other_port(facts: NetworkFacts) -> str:
-    return f"or with another MINGLE_PORT than {facts.port}, " if facts.named_port else ""
+def _unheard_here(facts: NetworkFacts) -> str:
+    """Return with which settings a process is not heard here, as a part of a list; empty if with none."""
+    port = f"or with another MINGLE_PORT than {facts.port}, " if facts.named_port else ""
+    only_ipv6 = bool(facts.groups) and all(":" in group for group in facts.groups)
+    return f"{port}or with only IPv4 (this machine has only IPv6), " if only_ipv6 else port
 
 
 def _host(identity: Identity) -> str:

@@ -192,7 +192,7 @@ def offer_of(host: bytes, session: bytes, *addresses: str) -> Offer:
 
 def test_seek_that_names_a_session_names_its_host_and_the_caller() -> None:
     diagnostics = Diagnostics()
-    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "fe80::1", "10.0.0.1"))
+    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "fe80::1", "10.0.0.1"), HERE)
     diagnostics.seeker(seek_of(b"A" * 16, b"S" * 16), HERE, 0.0)
     diagnostics.seeker(seek_of(b"B" * 16, b"T" * 16), HERE, 0.0)  # a session of which nothing was heard
     ((pair, each),) = diagnostics.unreached.items()
@@ -202,9 +202,27 @@ def test_seek_that_names_a_session_names_its_host_and_the_caller() -> None:
     assert each.how == "no answer"
 
 
+@pytest.mark.parametrize(
+    ("source", "hidden"),
+    [
+        (Source(interface="eth0", address="203.0.113.7", multicast=False), True),
+        (Source(interface="eth0", address="fe80::7", multicast=False), False),
+        (Source(interface="", address="dir:/shared", multicast=False, folder=True), False),
+        (Source(interface="eth0", address="10.0.0.8"), False),
+    ],
+    ids=["another address", "link-local", "folder", "multicast"],
+)
+def test_address_that_is_none_of_the_announced_ones_is_a_translated_one(source: Source, hidden: bool) -> None:
+    diagnostics, offer = Diagnostics(), offer_of(b"H" * 16, b"S" * 16, "10.0.0.7", "10.1.0.7")
+    diagnostics.heard_host(offer, source)
+    assert diagnostics.translated == (dict.fromkeys(offer.addresses, source.address) if hidden else {})
+    diagnostics.heard_host(offer, HERE)
+    assert diagnostics.translated == {}
+
+
 def test_pair_is_forgotten_once_it_has_a_seat_or_is_said_no_more() -> None:
     diagnostics = Diagnostics()
-    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"))
+    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"), HERE)
     for number in range(REMEMBERED_PER_KIND + 1):  # a stranger invents some
         diagnostics.seeker(seek_of(bytes([number]) * 16, b"S" * 16), HERE, float(number > 0))
     assert len(diagnostics.unreached) == REMEMBERED_PER_KIND
@@ -217,7 +235,7 @@ def test_pair_is_forgotten_once_it_has_a_seat_or_is_said_no_more() -> None:
 
 def test_forged_pairs_leave_room_for_the_hosts_that_this_process_does_not_reach() -> None:
     diagnostics, us = Diagnostics(member=IDENTITY.member), []
-    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"))
+    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"), HERE)
     for number in range(REMEMBERED_PER_KIND + 1):
         diagnostics.seeker(seek_of(bytes([number]) * 16, b"S" * 16), HERE, 0.0)
     for number in range(REMEMBERED_PER_KIND + 1):
@@ -260,7 +278,7 @@ def test_process_that_fails_is_named_until_another_one_comes_in_its_place() -> N
                 diagnostics.joined(b"B" * 16, ProcessInfo(rank=rank, hostname=hostname))
             elif rank == 0:
                 offer = offer_of(b"B" * 16, hostname.encode() + bytes(11), "10.0.0.7")
-                diagnostics.heard_host(msgspec.structs.replace(offer, hostname=hostname))
+                diagnostics.heard_host(msgspec.structs.replace(offer, hostname=hostname), HERE)
         assert not diagnostics.failed
 
 
@@ -283,7 +301,7 @@ def test_stranger_that_comes_and_fails_under_ever_new_ids_fills_no_memory() -> N
 
 def test_pair_keeps_the_addresses_by_which_it_was_named_unless_they_are_link_local() -> None:
     diagnostics, link_local = Diagnostics(), Source(interface="eth0", address="fe80::7")
-    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"))
+    diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"), HERE)
     said = []
     for source, how in ((link_local, "fe80::1 x"), (HERE, "10.0.0.1 x"), (link_local, "fe80::1 x")):
         diagnostics.seeker(seek_of(b"A" * 16, b"S" * 16, how=how), source, len(said))
