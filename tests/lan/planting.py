@@ -184,8 +184,8 @@ class Mistake:
     seams: tuple[Seam, ...]
     finding: str
     """What the AssertionError says that finds it."""
-    seeds: int
-    """How many schedules are run at most."""
+    seeds: int = 200
+    """How many schedules are run at most: three times as many as a search from the first seed on takes, or more."""
     first: int = 0
     """The seed of the first: near the first that finds it. ``make soak`` begins with 0 all the same."""
     level: Level = "quick"

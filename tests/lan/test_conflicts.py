@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
+from mingle.protocol.conflicts import ConflictingHosts
 from mingle.protocol.phases import Committed
+from mingle.protocol.seats import Seats
 from tests.lan.gathering import Gathering, failure_of, outcome_of
+from tests.lan.planting import Rule, always, expect_found
 from tests.lan.process import Process
 
 
@@ -84,6 +89,11 @@ def test_the_same_rank_twice(loss: float, seeds: range) -> None:
         gathering.expect_formed([gathering.processes[0], seated, *others])
 
 
+def test_rank_that_is_given_twice_is_found() -> None:
+    run = functools.partial(test_the_same_rank_twice, 0.0, range(1))
+    expect_found("give_a_rank_twice", Rule(Seats, "holder", always(None)), run=run, finding="has not failed")
+
+
 def test_a_stopped_rank_is_replaced_and_learns_of_it(seeds: range) -> None:
     for seed in seeds:
         gathering = Gathering(seed)
@@ -99,6 +109,29 @@ def test_a_stopped_rank_is_replaced_and_learns_of_it(seeds: range) -> None:
         others = [gathering.member(2), gathering.member(3)]
         gathering.run()
         gathering.expect_formed([host, newcomer, *others])
+
+
+def two_rank_0s_that_know_each_other(seed: int) -> None:
+    """The only other rank comes while each of them waits for the other to go."""
+    gathering = Gathering(seed, size=2)
+    gathering.lan.loss = gathering.rng.choice((0.0, 0.0, 0.3))
+    gathering.host("m0")
+    gathering.host("m9", at=gathering.rng.uniform(0, 0.1))
+    gathering.member(1, at=gathering.rng.uniform(1.0, 1.7))
+    gathering.run()
+    for process in gathering.processes:
+        expect(process, ConflictError, "more than one rank 0")
+
+
+def test_two_rank_0s_that_know_each_other_form_no_job(seeds: range) -> None:
+    for seed in seeds:
+        two_rank_0s_that_know_each_other(seed)
+
+
+def test_host_that_goes_on_beside_another_one_is_found() -> None:
+    seam = Rule(ConflictingHosts, "any_alive", always(False))
+    run = functools.partial(two_rank_0s_that_know_each_other, 0)
+    expect_found("go_on_beside_another_host", seam, run=run, finding="has not failed")
 
 
 @pytest.mark.parametrize("deaf", [False, True])

@@ -15,14 +15,16 @@ from msgspec import structs
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.protocol.election import ELECT_AFTER_SECONDS, Candidate, Elector
 from mingle.protocol.events import Event, Heard
+from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.pacing import COUNTED_RANKS
+from mingle.protocol.participant import Participant
 from mingle.protocol.phases import Acknowledging, Confirming, Open, Sealing, State
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering, failure_of, outcome_of
-from tests.lan.planting import Act, expect_found
+from tests.lan.planting import Act, Rule, always, expect_found
 from tests.lan.process import Process
 
 PHASES = (Open, Confirming, Sealing, Acknowledging)
@@ -409,6 +411,32 @@ def in_phase(processes: list[Process], phase: type[State]) -> bool:
     """Whether one of them hosts a session that stands there, with a member already."""
     hosts = [process.host for process in processes if process.alive and process.hosts]
     return any(type(host.registrar.state) is phase and host.has_members for host in hosts)
+
+
+def a_member_that_is_cut_off_after_confirmed(seed: int) -> None:
+    """It calls its host for some seconds, and opens no session of its own meanwhile: the others wait for it."""
+    gathering = gather(seed)
+    processes = everybody(gathering)
+    assert gathering.world.run(10.0, until=lambda: in_phase(processes, Sealing))
+    member, *others = sorted(processes, key=lambda each: each.hosts)
+    gathering.network.reset_connections(member.machine)
+    part(gathering, [member], others)
+    hosted = gathering.world.run(RETURN_SECONDS - 1.0, until=lambda: member.hosts)
+    assert not hosted, "it hosts a session of its own"
+    part(gathering, [member], others, parted=False)
+    gathering.run()
+    gathering.expect_formed()
+
+
+def test_member_that_is_cut_off_after_confirmed_hosts_no_session(seeds: range) -> None:
+    for seed in seeds:
+        a_member_that_is_cut_off_after_confirmed(seed)
+
+
+def test_member_that_goes_elsewhere_after_confirmed_is_found() -> None:
+    seam = Rule(Participant, "is_bound", always(False))
+    run = functools.partial(a_member_that_is_cut_off_after_confirmed, 0)
+    expect_found("go_elsewhere_after_confirmed", seam, run=run, finding="it hosts a session of its own")
 
 
 def test_rolling_restart_of_all_processes_forms_the_job(seeds: range) -> None:

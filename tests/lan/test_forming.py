@@ -11,9 +11,12 @@ import pytest
 from mingle.errors import ConflictError
 from mingle.protocol.membership import RETURN_SECONDS, Membership
 from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
+from mingle.protocol.registrar import Registrar
 from tests.lan import process as lan_process
 from tests.lan.gathering import Gathering, failure_of, outcome_of
-from tests.lan.process import Process
+from tests.lan.planting import Rule, always, expect_found
+from tests.lan.process import Endpoint, Process
+from tests.lan.strikes import mark
 
 FORMING = (Open, Confirming, Sealing, Acknowledging)
 
@@ -47,6 +50,36 @@ def test_a_look_up_of_a_name_that_takes_half_a_minute_voids_nothing(monkeypatch:
         gathering.run()
         gathering.expect_formed(within=36.0)
         assert gathering.processes[0].host.registrar.state.epoch == 1
+
+
+def confirmed_that_comes_an_epoch_late(seed: int) -> None:
+    """Rank 1 is stopped once it has sent CONFIRMED, whose packet is lost at first, and rank 2 loses its connection."""
+    gathering = Gathering(seed, size=3)
+    world, network = gathering.world, gathering.network
+    host, stopped, other = gathering.everybody()
+
+    def strike(sender: Process, receiver: Endpoint, data: bytes) -> None:
+        if sender is stopped and mark("confirmed") in data:
+            world.before_write.remove(strike)
+            network.part(gathering.lan, host.machine, stopped.machine)
+            world.after(0.0, stopped.stop)
+            world.after(0.0, functools.partial(network.reset_connections, other.machine))
+
+    world.before_write.append(strike)
+    assert world.run(5.0, until=lambda: host.core is not None and host.host.registrar.state.epoch == 2)
+    network.heal_all()
+    world.run(2.0)
+    stopped.cont()
+    gathering.run()
+    gathering.expect_formed()
+
+
+def test_confirmed_of_an_epoch_before_does_not_count() -> None:
+    for seed in range(5):
+        confirmed_that_comes_an_epoch_late(seed)
+    run = functools.partial(confirmed_that_comes_an_epoch_late, 0)
+    seam = Rule(Registrar, "counts", always(True))
+    expect_found("count_confirmed_of_an_earlier_epoch", seam, run=run, finding="has sealed without a word of")
 
 
 @pytest.mark.parametrize(("loss", "within"), [(0.3, 15.0), (0.5, 30.0)])
