@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 from mingle.errors import ConflictError, ConnectivityError, DiscoveryTimeoutError
-from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.election import Candidacy, Elector
 from mingle.protocol.host import Host
+from mingle.protocol.sightings import SILENT_SECONDS
 from mingle.wire.datagrams import Datagram, Offer, Seek
 from tests.lan.gathering import Gathering
 from tests.lan.invariants import Invariants
@@ -65,13 +65,13 @@ class Patience:
         """Looks at a process after a step."""
         now, joiner = self._world.now, elector.joiner
         joined, returning = joiner.session is not None, joiner.returns_to is not None
-        races = any(each.races_to("join") for each in joiner.search.table)
+        races = any(each.races_to("join") for each in joiner.search.sightings)
         if elector.host is not None:
             if (since := self._alone_since.get(process)) is not None:
                 self._check_beginning(process, now - since)
             self._forget(process, self._own_question)
             return
-        if elector.finished or joined or returning or joiner.search.running_check.may_run():
+        if elector.finished or joined or returning or joiner.search.sightings.may_run():
             self._forget(process, *([self._own_question] if joined else []))
             return
         self._alone_since.setdefault(process, now)
@@ -138,22 +138,22 @@ class ElectionInvariants(Invariants):
     def _check_elector(self, process: Process, elector: Elector) -> None:
         self._patience.check(process, elector)
         joiner, host = elector.joiner, elector.host
-        for session in joiner.search.table:
+        for session in joiner.search.sightings:
             asked = session.alive_since is None or session.race is not None or joiner.finished
             assert asked, f"{process.name} waits for {session.host_name}, of which it will never hear"
         assert host is None or joiner.session is None, f"{process.name} hosts a session and has asked another host"
         if host is not None:
             self._closing[process] = host
-            self.proved |= {(process, each.name) for each in elector._rivals if each.is_proved}
+            self.proved |= {(process, each.name) for each in elector.sightings if each.is_proved}
         elif (closed := self._closing.pop(process, None)) is not None:
             assert closed.closed, f"{process.name} looks for a host and has not closed its session"
-            makes_for = [each for each in joiner.search.table if each.races_to("join")]
+            makes_for = [each for each in joiner.search.sightings if each.races_to("join")]
             for each in makes_for:
                 proved = (process, each.name) in self.proved
                 assert proved, f"{process.name} has closed for {each.host_name}, which has proved nothing"
 
     def _check_confirmation(self, process: Process) -> None:
-        assert not process.joiner.search.running_check.may_run(), (
+        assert not process.joiner.search.sightings.may_run(), (
             f"{process.name} confirms though it knows that the job runs"
         )
 

@@ -167,6 +167,7 @@ def was_asked_to_lead(elector: Elector, session: KnownSession, now: float) -> bo
 
 
 def join_first(_: object, elector: Elector, session: KnownSession, now: float) -> None:
+    elector.sightings.policy = elector.joiner.search
     elector.joiner.look_again(session.offer, session.paths[0].interface, now)
 
 
@@ -232,7 +233,7 @@ ELECTION = [
     Mistake(
         "win_although_the_other_host_says_unreachable",
         "election",
-        (Act(Elector, "on_frame", nothing, when=is_unreachable),),
+        (Act(Elector, "rival_said", nothing, when=is_unreachable),),
         LATE,
         first=11,
     ),

@@ -21,7 +21,6 @@ from mingle.elastic.leases import Hold
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import MingleError
-from mingle.protocol.claims import ClaimBudget
 from mingle.protocol.effects import Effect, Hangup, Notice
 from mingle.protocol.election import Candidacy, Elector
 from mingle.protocol.events import Accepted, AddressesChanged, Event, Heard
@@ -95,7 +94,7 @@ class Agent:
         self.part = Elector(
             self.identity,
             self.endpoints,
-            structs.replace(self._context, claims=ClaimBudget()),
+            self._context,
             now,
             new_session=self._new_session,
             make_joiner=functools.partial(AgentMember, memory=self.memory),

@@ -14,6 +14,7 @@ from mingle.elastic.quorum import Memory, Quorum
 from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.callers import Caller
+from mingle.protocol.conflicts import Contest
 from mingle.protocol.connection_race import named
 from mingle.protocol.effects import CloseStore, Multicast, Notice
 from mingle.protocol.events import Source
@@ -55,6 +56,7 @@ class ElasticHost(Host):
         memory: Memory,
         deadline: float | None = None,
         diagnostics: Diagnostics | None = None,
+        contest: Contest | None = None,
     ) -> None:
         self.dissolved: str | None = None
         """Why the session has ended, if the job continues."""
@@ -72,9 +74,18 @@ class ElasticHost(Host):
         """When each question about a round came that is not answered: by the connection, and the question's number."""
         self._store_gone_at: float | None = None
         """When the address of the store was first seen to be gone, if it is."""
-        super().__init__(identity, session, endpoints, context, started, deadline=deadline, diagnostics=diagnostics)
-        self.conflicts.running_check.patience = context.timeout
-        self.conflicts.running_check.told = memory.note_run
+        super().__init__(
+            identity,
+            session,
+            endpoints,
+            context,
+            started,
+            deadline=deadline,
+            diagnostics=diagnostics,
+            contest=contest,
+        )
+        self._sightings.patience = context.timeout
+        self._sightings.told = memory.note_run
 
     def _admission(self) -> Quorum:
         return self.quorum

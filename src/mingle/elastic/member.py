@@ -60,8 +60,8 @@ class AgentMember(Candidate):
         self._report_at = float("-inf")
         self._checked_at = now
         super().__init__(identity, context, now)
-        self.search.running_check.patience = context.timeout
-        self.search.running_check.told = memory.note_run
+        self.search.sightings.patience = context.timeout
+        self.search.sightings.told = memory.note_run
 
     @property
     def running(self) -> bool:
@@ -105,7 +105,7 @@ class AgentMember(Candidate):
     @property
     def _surplus_status(self) -> frames.Status | None:
         """What a surplus agent waits for once it reaches no session."""
-        waits = self.is_surplus and self.state.session is None and not self.search.running_check.may_run()
+        waits = self.is_surplus and self.state.session is None and not self.search.sightings.may_run()
         return reports.surplus(self.identity, self._memory) if waits else None
 
     # --- what is heard ---------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Budgets for unverified claims: the addresses and connections that an OFFER can cause, and the time it can cost. Pure.
+"""Limits for unverified claims: the addresses of an OFFER that count, and the connections that it can cause. Pure.
 
 Without a secret any process on the network can send an OFFER with any address and port in it. Each rank that hears it
-connects there, so a forged OFFER directs connections of every rank at a target that the sender chooses. And each rank
-waits for an answer, so a stream of forged OFFERs would hold up a job forever.
+connects there, so a forged OFFER directs connections of every rank at a target that the sender chooses. How long a rank
+waits for what is only claimed is limited by :mod:`mingle.protocol.sightings`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,6 @@ DIALS_PER_SECOND = 32.0
 """Sustained rate of all connections to unproved endpoints."""
 DIALS_AT_ONCE = 64.0
 """The burst of the same."""
-SILENT_SECONDS = 10.0
-"""The time for which sealed sessions that do not answer count as alive, one of them or all together."""
-CLAIM_GAP_SECONDS = 1.0
-"""The time between two claims that counts like the claims: in so short a time no host is elected."""
-CLAIM_PAUSE_SECONDS = 10.0
-"""The time without any claim after which the next claim has a budget of its own: a job whose ranks are all there forms
-in less."""
 # The number of senders and of targets to remember; the least recently charged is forgotten.
 REMEMBERED = 1024
 _SHORTEST_WAIT = 0.01
@@ -139,43 +132,3 @@ def _canonical(address: str) -> str:
     except ValueError:
         return address
     return str(getattr(parsed, "ipv4_mapped", None) or parsed)
-
-
-class ClaimBudget(Struct):
-    """The time for which sessions that are only claimed can hold up those that have proved themselves.
-
-    A claim in a datagram proves nothing but can be true, so each claimed session is probed. Whatever a process waits
-    for because of claims spends one budget: a host that it could join, a run of the job that could live, a host that
-    could win the election. It does not come back while claims go on, so no sender delays a rank forever, whatever it
-    claims and in whatever order.
-    """
-
-    spent: bool = False
-    """Whether the budget is spent: only proved sessions count now, until no session has been claimed for a while."""
-    _used: float = 0.0
-    _claimed_at: float = float("-inf")
-    """The last time at which a claim was being probed."""
-    _waiting: set[object] = field(default_factory=set)
-    """The parts of this process that probe a claim now."""
-
-    def note(self, now: float, part: object, *, pending: bool) -> None:
-        """Take note of whether a part of this process is probing a claim."""
-        if self._waiting or (pending and now <= self._claimed_at + CLAIM_GAP_SECONDS):
-            self._used += now - self._claimed_at
-        elif now > self._claimed_at + CLAIM_PAUSE_SECONDS:
-            self._used = 0.0
-        if self._waiting or pending:
-            self._claimed_at = now
-        if pending:
-            self._waiting.add(part)
-        else:
-            self._waiting.discard(part)
-        self.spent = self._used >= SILENT_SECONDS - _SHORTEST_WAIT
-
-    def withdraw(self, *parts: object) -> None:
-        """Take note that parts of this process probe nothing more."""
-        self._waiting.difference_update(parts)
-
-    def next_timer(self) -> float | None:
-        """The time at which :attr:`spent` changes if nothing happens until then."""
-        return self._claimed_at + SILENT_SECONDS - self._used if self._waiting and not self.spent else None

@@ -39,7 +39,7 @@ from typing import TypeGuard
 from msgspec import structs
 
 from mingle.errors import MingleError
-from mingle.protocol.connection_race import ConnectionRace, address_seconds, named
+from mingle.protocol.connection_race import ConnectionRace, named
 from mingle.protocol.effects import Effect, Multicast
 from mingle.protocol.events import (
     Accepted,
@@ -67,7 +67,8 @@ from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.participant import AwaitingSeal
 from mingle.protocol.phases import HandingOver, Open
 from mingle.protocol.reports import Cause
-from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
+from mingle.protocol.sessions import KnownSession
+from mingle.protocol.sightings import Sightings
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer, Seek
 
@@ -177,7 +178,6 @@ class Candidate(Joiner):
 
     def __init__(self, identity: Identity, context: Context, now: float) -> None:
         super().__init__(identity, context, now)
-        self._claims = context.claims
         self.asked_to_lead = False
         """Whether its host has sent LEAD: this process must host the job."""
 
@@ -188,12 +188,10 @@ class Candidate(Joiner):
 
     def expects_host(self, now: float) -> bool:
         """Return whether there is a host in sight; one that is only claimed counts for one call and a limited time."""
-        self._claims.note(now, self, pending=self._races)
-        return self.session is not None or self.returns_to is not None or (self._races and not self._claims.spent)
-
-    @property
-    def _races(self) -> bool:
-        return any(each.races_to("join") and not each.called_in_vain for each in self.search.table)
+        sightings = self.search.sightings
+        sightings.weigh(now)
+        races = any(each.races_to("join") and not each.called_in_vain for each in sightings)
+        return self.session is not None or self.returns_to is not None or (races and not sightings.claims_spent)
 
     def host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Handle a frame of the own host."""
@@ -205,12 +203,9 @@ class Candidate(Joiner):
         super().host_said(session, frame, now)
 
     def pause(self) -> None:
-        """Stop looking: this process hosts a session of its own."""
+        """Stop looking: this process is about to host a session of its own."""
         self.asked_to_lead = False
-        self.search.table.hang_up()
-        self._claims.withdraw(self, self.search.running_check)
-        for session in self.search.table:
-            session.forget_life()
+        self.search.sightings.serve(self.search)
         if not isinstance(self.state, Searching):
             self._change(LEAVE, Searching())
         self.search.pause()
@@ -231,21 +226,8 @@ class Candidate(Joiner):
         if frame.offer is not None and not self.finished:
             self.look_again(frame.offer, path.interface if path is not None else "", now)
 
-    # --- time ------------------------------------------------------------------------------------------------------
 
-    def next_timer(self) -> float | None:
-        """The time of the next `TimerDue`."""
-        times = [super().next_timer()]
-        if not self.finished:
-            times.append(self._claims.next_timer())
-        return min((time for time in times if time is not None), default=None)
-
-    def _gather(self, now: float) -> None:
-        self._claims.note(now, self, pending=self._races)
-        super()._gather(now)
-
-
-class Elector(SessionPolicy[KnownSession]):
+class Elector:
     """The machine of a process without a rank. ``outcome`` or ``failure`` ends it.
 
     It has a host or looks for one, and never both.
@@ -297,10 +279,13 @@ class Elector(SessionPolicy[KnownSession]):
         self._look_from(now)
         self._asked_by: bytes | None = None
         """The session whose host has asked this process to lead: that host closes for this one, whatever the ids."""
-        self._rivals = SessionTable(self, context, patience=address_seconds(identity.world_size))
-        """The other hosts of the job, while this process hosts, with the calls to them."""
 
     # --- what the driver reads -------------------------------------------------------------------------------------
+
+    @property
+    def sightings(self) -> Sightings:
+        """The other sessions of the job that this process has heard of."""
+        return self.joiner.search.sightings
 
     @property
     def acting(self) -> Host | Candidate:
@@ -335,7 +320,7 @@ class Elector(SessionPolicy[KnownSession]):
         """The time of the next `TimerDue`."""
         times = [self.acting.next_timer()]
         if not self.finished:
-            times += [self._elect_at, self._deadline, self._rivals.next_timer()]
+            times += [self._elect_at, self._deadline]
         return min((time for time in times if time is not None), default=None)
 
     def stage(self) -> str:
@@ -406,7 +391,6 @@ class Elector(SessionPolicy[KnownSession]):
     def _handle_timer(self, now: float) -> None:
         """Do everything that is due."""
         if not self.finished:
-            self._rivals.handle_timer(now)
             self._watch(now)
             if self._elect_at is not None and now >= self._elect_at:
                 self._become_host(now)
@@ -415,7 +399,6 @@ class Elector(SessionPolicy[KnownSession]):
     def _watch(self, now: float) -> None:
         """Check, after every event, whether to call another host, and whether to become one."""
         if self.finished:
-            self._rivals.hang_up()
             return
         if self.joiner.session is None:
             self.joiner.asked_to_lead = False  # that host has closed its session in the same read
@@ -431,7 +414,7 @@ class Elector(SessionPolicy[KnownSession]):
         for offer in self.host.take_hosts_seen() if self.host is not None else ():
             if self._candidacy.competes(offer):
                 self._call(offer, now)
-        awaited = self.joiner.expects_host(now) or self.joiner.search.running_check.may_run()
+        awaited = self.joiner.expects_host(now) or self.sightings.may_run()
         if self.host is not None or awaited or not may_host:
             self._patient_until = None
         elif self._patient_until is None:
@@ -459,7 +442,11 @@ class Elector(SessionPolicy[KnownSession]):
     def _become_host(self, now: float) -> None:
         self._elect_at = self._patient_until = None
         self.joiner.pause()
-        self.host = self._open_session(now)
+        self._host(self._open_session(now))
+
+    def _host(self, host: Host) -> None:
+        self.host = host
+        self.sightings.serve(host.conflicts)
 
     def _open_session(self, now: float) -> Host:
         return self._make_host(
@@ -470,6 +457,7 @@ class Elector(SessionPolicy[KnownSession]):
             now,
             deadline=self._deadline,
             diagnostics=self.joiner.diagnostics,
+            contest=self,
         )
 
     def _lead(self, now: float) -> None:
@@ -482,7 +470,7 @@ class Elector(SessionPolicy[KnownSession]):
         session.send(frames.HostSeen(offer=host.offer()))
         self._asked_by = session.name
         self.joiner.pause()
-        self.host = host
+        self._host(host)
 
     # --- competing with another host -------------------------------------------------------------------------------
 
@@ -510,7 +498,9 @@ class Elector(SessionPolicy[KnownSession]):
         The connection to a host that loses stays, so that the other host can answer on it.
         """
         host, targets = self._competing(offer.host), named(offer, interface, sender)
-        session = remember(self._rivals, offer, targets, sender) if host is not None else None
+        if host is not None and offer.session == host.session:
+            return  # forged with another host id: it is no other host
+        session = self.sightings.remember(offer, targets, sender) if host is not None else None
         if host is None or session is None or session.races_to("conflict") or now < session.retry_at:
             return
         session.retry_at = now + CALL_AGAIN_SECONDS
@@ -518,28 +508,29 @@ class Elector(SessionPolicy[KnownSession]):
             session.send(frames.HostSeen(offer=host.offer()))
         else:
             session.hang_up()
-            self._rivals.race(session, self.identity.call(session.name, "conflict"), now)
+            self.sightings.race(session, self.identity.call(session.name, "conflict"), now)
 
-    def on_proved(self, session: KnownSession, now: float) -> None:
+    def rival_proved(self, session: KnownSession) -> None:
         """Take note that another host was reached."""
         self.joiner.diagnostics.reached(self.identity.member, session.offer.host)
 
-    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
-        """Handle what a host says that has proved itself on the call to it."""
+    def rival_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
+        """Handle what a host says that has proved itself on the call to it; return whether the two compete."""
         host = self._competing(session.offer.host)
         match frame:
             case frames.Running(state=state):
                 proved = structs.replace(session.offer, state="open" if state == "open" else "sealed")
                 if host is None or not self._candidacy.competes(proved):
-                    session.give_up(now)
-                elif self._loses_to(proved):
+                    return False
+                if self._loses_to(proved):
                     self._close_for(session, now)
                 else:
                     session.send(frames.HostSeen(offer=host.offer()))
             case frames.Unreachable(session=name) if host is not None and name == host.session:
                 self._close_for(session, now)
+        return True
 
-    def on_unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
+    def rival_unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
         """Tell a host that was called in vain, if it has called itself: it must not win."""
         other = session.offer.host
         host = self._competing(other)
@@ -561,12 +552,12 @@ class Elector(SessionPolicy[KnownSession]):
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _end_host(self, reason: str, winner: Offer | None = None) -> None:
-        self._rivals.hang_up()
         self._asked_by = None
         if self.host is not None:
             self._failure = self.host.failure
             self.host.close(reason, winner)
             self.host = None
+            self.sightings.serve(self.joiner.search)
 
     def expired(self, now: float) -> bool:
         """Return whether the deadline has passed without an end."""

@@ -20,7 +20,7 @@ from mingle.errors import InterfaceError, MingleError
 from mingle.protocol import mesh_report, reports
 from mingle.protocol.admission import Admission
 from mingle.protocol.callers import Caller, Callers
-from mingle.protocol.conflicts import ConflictingHosts
+from mingle.protocol.conflicts import ConflictingHosts, Contest
 from mingle.protocol.connection_race import named
 from mingle.protocol.description import Description
 from mingle.protocol.effects import (
@@ -108,6 +108,7 @@ class Host:
         deadline: when a job that has not formed is an error; None: the context's timeout from now. A process that has
             looked for a host before has less than that.
         diagnostics: what was observed before; None: nothing.
+        contest: the election among hosts, if this one was given no rank.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Host:
         *,
         deadline: float | None = None,
         diagnostics: Diagnostics | None = None,
+        contest: Contest | None = None,
     ) -> None:
         self.identity = identity
         self.session = session
@@ -151,7 +153,8 @@ class Host:
         self.registrar = Registrar(
             session, self._description.seat(), self, self._admission(), mesh=context.mesh, deadline=self.state.deadline
         )
-        self.conflicts = ConflictingHosts(identity, context, competes=identity.rank is None)
+        self.conflicts = ConflictingHosts(identity, context, contest)
+        self._sightings = self.conflicts.sightings
         self._callers = Callers(self, context, expected=identity.world_size)
 
     def _admission(self) -> Admission:
@@ -203,7 +206,7 @@ class Host:
         """Return the time of the next `TimerDue`."""
         if self.closed:
             return None
-        times = [each.next_timer() for each in (self.registrar, self.conflicts, self._callers, self._proving)]
+        times = [each.next_timer() for each in (self.registrar, self._sightings, self._callers, self._proving)]
         times.append(self._announcements.next_timer(forming=isinstance(self.state, Forming)))
         if isinstance(self.state, Forming):
             times += [self.state.deadline, self.conflicts.verdict_timer()]
@@ -216,7 +219,7 @@ class Host:
     def snapshot(self) -> Snapshot:
         """Return the state for the progress line."""
         status = self.registrar.status()
-        running = self.conflicts.running_check.running
+        running = self._sightings.running
         text = f"the job is already running, hosted by {running[0].host}" if running else ""
         return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text, status.hosts)
 
@@ -316,7 +319,7 @@ class Host:
         """Take the steps that follow from what has happened on a connection."""
         if self.closed:
             return
-        self.conflicts.running_check.weigh(now)
+        self._sightings.weigh(now)
         self._advance(now)
         if not self.finished:
             self._judge(now)
@@ -512,7 +515,7 @@ class Host:
         self._callers.handle_timer(now)
         self._proving.handle_timer(now)
         self.registrar.handle_timer(now)
-        self.conflicts.handle_timer(now)
+        self._sightings.handle_timer(now)
         self._announcements.handle_timer(now, forming=isinstance(self.state, Forming))
         self._advance(now)
         if not self.finished:
@@ -523,7 +526,7 @@ class Host:
         if others := self.conflicts.lasting(now):
             self._fail(reports.two_hosts(self.identity, others), conflict=True)
             return
-        if error := self.conflicts.running_check.verdict(now):
+        if error := self._sightings.verdict(now):
             self._fail(error, conflict=True)
 
     def expired(self, now: float) -> bool:
@@ -536,7 +539,7 @@ class Host:
             return
         identity = self.identity
         self.diagnostics.forget_mended(self.state.deadline)
-        failure = self.conflicts.running_check.failure(self.state.deadline)
+        failure = self._sightings.failure(self.state.deadline)
         if failure is None and not self.had_members:
             failure = reports.authentication(identity, self.diagnostics, facts, secured=self.secured)
         self._fail(failure or self._incomplete(facts), conflict=False)

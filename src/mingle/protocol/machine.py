@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from mingle.diagnostics import Detour
 from mingle.errors import MingleError
-from mingle.protocol.claims import ClaimBudget, DialBudget
+from mingle.protocol.claims import DialBudget
 from mingle.protocol.effects import Effect
 from mingle.protocol.events import Address, Event
 from mingle.protocol.handshake import Call
@@ -184,8 +184,6 @@ class Context(Struct, frozen=True, kw_only=True):
     """When this process has last reached another member at an address and port."""
     links: Links = field(default_factory=Links)
     """The connections of this process."""
-    claims: ClaimBudget = field(default_factory=ClaimBudget)
-    """The budget of the time to wait for sessions that are only claimed, of one attempt to join."""
 
 
 def scoped(address: str, interface: str) -> str:

@@ -308,7 +308,7 @@ class Joiner:
         """The time of the next `TimerDue`."""
         if self.failure is not None:
             return None
-        state, times = self.state, [self.search.table.next_timer(), self._callers.next_timer()]
+        state, times = self.state, [self.search.sightings.next_timer(), self._callers.next_timer()]
         if isinstance(state, Formed):
             times.append(state.membership.next_timer())
         else:
@@ -327,7 +327,7 @@ class Joiner:
 
     def snapshot(self) -> Snapshot:
         """Return the state for the progress line."""
-        running = self.search.running_check.running
+        running = self.search.sightings.running
         text = f"the job is already running, hosted by {running[0].host}" if running else ""
         status, found = self.status, self.session is not None
         if status is None or not found:
@@ -522,7 +522,7 @@ class Joiner:
     def _joined(self, state: Joining, frame: frames.Joined) -> None:
         session = state.link.session
         session.token, session.ran = frame.token, None
-        for other in self.search.table:
+        for other in self.search.sightings:
             if other is not session:
                 other.acknowledged = None  # a member counts in one session at a time
         self._change(
@@ -531,7 +531,7 @@ class Joiner:
 
     def _confirm_if_due(self, now: float) -> None:
         """Confirm, unless the job runs without this member already, or may."""
-        self.search.running_check.weigh(now)
+        self.search.sightings.weigh(now)
         part = self.part
         if part is None:
             return
@@ -540,7 +540,7 @@ class Joiner:
             part.confirm()
 
     def _may_confirm(self, session: KnownSession, now: float) -> bool:
-        return not self.search.running_check.may_run(session)
+        return not self.search.sightings.may_run(session)
 
     def _store_proved(self, session: bytes, epoch: int) -> None:
         if self.part is not None and (sealed := self.part.proves_store(session, epoch)) is not None:
@@ -557,7 +557,7 @@ class Joiner:
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
         # The member can have come back over another path than the one that was sealed.
         path = session.path_to(sealed.store_address) or session.paths[0]
-        self.search.table.hang_up(but=session)
+        self.search.sightings.hang_up(but=session)
         outcome = Formation(
             session=sealed.session,
             place=sealed.place,
@@ -663,7 +663,7 @@ class Joiner:
     def _handle_timer(self, now: float) -> None:
         if self.failure is not None:
             return
-        self.search.table.handle_timer(now)
+        self.search.sightings.handle_timer(now)
         self._callers.handle_timer(now)
         if isinstance(self.state, Formed):
             self.state.membership.handle_timer(now)
@@ -680,8 +680,7 @@ class Joiner:
                 self.search.race(state.returns_to, now)
             else:
                 self._change("refused on every address, or too late", Searching())
-        self.search.running_check.handle_timer(now)
-        self.failure = self.search.running_check.verdict(now)
+        self.failure = self.search.sightings.verdict(now)
         self._confirm_if_due(now)
         self._watch_host(now)
         self.search.handle_timer(now)
@@ -710,7 +709,7 @@ class Joiner:
     def give_up(self, facts: NetworkFacts) -> None:
         """End at the deadline with the error that explains it."""
         self.diagnostics.forget_mended(self._deadline)
-        failure = self.search.running_check.failure(self._deadline) or self.search.conflict or self.failure
+        failure = self.search.sightings.failure(self._deadline) or self.search.conflict or self.failure
         if failure is None and not self.diagnostics.proved:
             failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self._secured)
         self.failure = failure or self._timeout(facts)
@@ -742,4 +741,4 @@ class Joiner:
         if self.part is not None:
             self.part.end()
         self._callers.hang_up_all()
-        self.search.table.hang_up()
+        self.search.sightings.hang_up()

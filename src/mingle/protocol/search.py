@@ -2,7 +2,7 @@
 
 A datagram that names a session is a hint. The search races for the session (:mod:`mingle.protocol.connection_race`):
 to *join* it, or only to *probe* it, where it is said to be sealed and could be running without this process
-(:class:`~mingle.protocol.running_check.RunningCheck`). The member joins the first session that proves itself.
+(:class:`~mingle.protocol.sightings.Sightings`). The member joins the first session that proves itself.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Protocol
 
 from mingle.errors import MingleError
 from mingle.protocol import reports
-from mingle.protocol.connection_race import ConnectionRace, RaceState, address_seconds, named
+from mingle.protocol.connection_race import ConnectionRace, RaceState, named
 from mingle.protocol.events import Source
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.observations import Diagnostics, note, note_name
 from mingle.protocol.pacing import DiscoveryClient
-from mingle.protocol.running_check import RUNNING_PATIENCE_SECONDS, RunningCheck
-from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
+from mingle.protocol.sessions import KnownSession, SessionPolicy
+from mingle.protocol.sightings import Sightings
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer, Seek
 
@@ -68,20 +68,11 @@ class Search(SessionPolicy[KnownSession]):
     ) -> None:
         self.conflict: MingleError | None = None
         """Why a session that this process waited for has ended, if that concerns every rank of the job."""
-        effects = context.links.effects
-        self.table = SessionTable(self, context, patience=address_seconds(identity.world_size))
-        self.running_check = RunningCheck(
-            identity,
-            self.table,
-            effects,
-            claims=context.claims,
-            patience=min(RUNNING_PATIENCE_SECONDS, context.timeout),
-            freed=self.resume,
-        )
+        self.sightings = Sightings(self, identity, context)
         self._searcher = searcher
         self._identity = identity
         self._diagnostics = diagnostics
-        self._client = DiscoveryClient(identity, context, now, diagnostics=diagnostics, effects=effects)
+        self._client = DiscoveryClient(identity, context, now, diagnostics=diagnostics, effects=context.links.effects)
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
@@ -93,7 +84,7 @@ class Search(SessionPolicy[KnownSession]):
         if offer.host_name not in self._diagnostics.hosts:
             note(self._diagnostics.hosts, offer.host_name, "heard")
         targets = named(offer, source.interface, source.address)
-        return remember(self.table, offer, targets, source.address, in_folder=source.folder)
+        return self.sightings.remember(offer, targets, source.address, in_folder=source.folder)
 
     @property
     def asked_at(self) -> float | None:
@@ -132,7 +123,7 @@ class Search(SessionPolicy[KnownSession]):
 
     def make_for(self, offer: Offer, interface: str, now: float) -> None:
         """Join this session, without waiting for a datagram of its host."""
-        session = remember(self.table, offer, named(offer, interface))
+        session = self.sightings.remember(offer, named(offer, interface))
         if session is None or (session.race is not None and session.race.call.purpose == "join"):
             return
         session.hang_up()  # it was only asked whether it lives
@@ -150,8 +141,8 @@ class Search(SessionPolicy[KnownSession]):
         joins = not bound and (has_room or session.said_open)
         purpose: frames.Purpose = "join" if joins else "probe"
         session.said_open = False
-        self.table.race(session, self._identity.call(session.name, purpose), now)
-        self.running_check.weigh(now)
+        self.sightings.race(session, self._identity.call(session.name, purpose), now)
+        self.sightings.weigh(now)
         return True
 
     def bound_elsewhere(self, candidate: KnownSession) -> bool:
@@ -161,7 +152,7 @@ class Search(SessionPolicy[KnownSession]):
             return True
         if searcher.returns_to is not None:
             return candidate is not searcher.returns_to
-        return self.running_check.runs(candidate)
+        return self.sightings.runs(candidate)
 
     # --- what becomes of a session -----------------------------------------------------------------------------------
 
@@ -177,7 +168,7 @@ class Search(SessionPolicy[KnownSession]):
         note(self._diagnostics.hosts, session.host_name, "proved")
         note_name(self._diagnostics.proved, session.host_name)
         if session.race is None or session.race.call.purpose != "join":
-            self.running_check.proved(session, now)
+            self.sightings.proved(session, now)
             return
         session.ask_anew()
         self.conflict = None
@@ -196,7 +187,7 @@ class Search(SessionPolicy[KnownSession]):
             self._diagnostics.does_not_reach(self._identity, session.offer, how, now)
             self._client.cannot_reach(session.name, how, now)
         self._searcher.unreached(session, now, refused=race.state is RaceState.DEAD and not race.may_live)
-        asked_again = self.running_check.unreached(session, race, now) and self.race(session, now)
+        asked_again = self.sightings.unreached(session, race, now) and self.race(session, now)
         if not asked_again:
             # Dead, or said to take members while there is a host: in neither case it is in the way.
             self._forget(session, now)
@@ -213,7 +204,11 @@ class Search(SessionPolicy[KnownSession]):
         if session.alive_since is None:
             session.ran = None
         else:
-            self.running_check.free(session, now)
+            self.sightings.free(session, now)
+
+    def on_freed(self, now: float) -> None:
+        """Ask for a host again: another run of the job is in the way no more."""
+        self.resume(now)
 
     def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Handle a frame that came from a host."""
@@ -222,7 +217,7 @@ class Search(SessionPolicy[KnownSession]):
         elif isinstance(frame, frames.Running):
             self._probed(session, frame, now)
         elif isinstance(frame, frames.Closed):
-            self.running_check.closed(session, frame)
+            self.sightings.closed(session, frame)
             if frame.conflict:
                 # The next session can be free of the conflict: it counts if none comes.
                 self.conflict = reports.closed_by_host(self._identity, frame)
@@ -232,9 +227,9 @@ class Search(SessionPolicy[KnownSession]):
             # It reopened while it was asked, or was never sealed: its next OFFER leads to joining it, whatever it says.
             session.give_up(now)
             session.said_open = True
-            self.running_check.free(session, now)
+            self.sightings.free(session, now)
         else:
-            self.running_check.said(session, running, now)
+            self.sightings.said(session, running, now)
 
     def _note_secret(self, race: ConnectionRace | None) -> None:
         for address, reason in race.failures.items() if race is not None else ():
@@ -250,15 +245,14 @@ class Search(SessionPolicy[KnownSession]):
 
     def paths_broke(self) -> None:
         """Take note that paths that were proved can be broken by now, and that others can be open."""
-        for session in self.table:
+        for session in self.sightings:
             session.paths_stale = True
 
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> float | None:
-        """Return the time of the next call to :meth:`handle_timer`, or to the running check's ``verdict``."""
-        check = self.running_check
-        times = [self._client.next_timer(), check.next_timer(), check.verdict_timer()]
+        """Return the time of the next call to :meth:`handle_timer`, or to the ``verdict`` of what was sighted."""
+        times = [self._client.next_timer(), self.sightings.verdict_timer()]
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> None:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from mingle.protocol.connection_race import ADDRESS_SECONDS, Attempt, ConnectionRace, DialTarget, RaceState, merged
+from mingle.protocol.connection_race import ADDRESS_SECONDS, Attempt, ConnectionRace, DialTarget, RaceState
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
 from mingle.protocol.handshake import Call, HandshakeFailed
 from mingle.protocol.machine import Context, scoped
@@ -96,7 +96,13 @@ class KnownSession(Struct, eq=False):
     @property
     def is_asked(self) -> bool:
         """Whether it is said to be sealed, and is just being asked whether it lives."""
-        return self.races_to("probe") and not self.presumed_dead
+        race = self.race
+        asked = race is not None and race.state is RaceState.RACING and self.is_in_the_way_of(race.call)
+        return asked and not self.presumed_dead
+
+    def is_in_the_way_of(self, call: Call) -> bool:
+        """Return whether a process that makes this call to its host must wait for the answer."""
+        return call.purpose == "probe" or (call.purpose == "conflict" and self.offer.state == "sealed")
 
     @property
     def mute_since(self) -> float | None:
@@ -181,6 +187,9 @@ class SessionPolicy(Generic[S]):
     def on_lost(self, session: S, race: ConnectionRace, reason: str, now: float) -> None:
         """Handle the end of the connection to a host that has proved its session."""
 
+    def on_freed(self, now: float) -> None:
+        """Handle that this process no longer waits for the end of a session."""
+
     def keeps(self, session: S) -> bool:
         """Return whether a session without a race must not make room for another one."""
         return False
@@ -206,7 +215,7 @@ class SessionTable(Generic[S]):
         most: int = REMEMBERED_SESSIONS,
         most_by_sender: int = REMEMBERED_BY_SENDER,
     ) -> None:
-        self._policy = policy
+        self.policy = policy
         self._context = context
         self._patience = patience
         self._most = most
@@ -229,7 +238,7 @@ class SessionTable(Generic[S]):
         crowded = of_sender if len(of_sender) >= self._most_by_sender else list(self._known.values())
         if crowded is of_sender or len(crowded) >= self._most:
             # A flood of forged sessions waits for its dial budget; none of them is in the way of one that is dialed.
-            loose = [each for each in crowded if not self._policy.keeps(each)]
+            loose = [each for each in crowded if not self.policy.keeps(each)]
             idle = [each for each in loose if each.race is None]
             idle += [each for each in loose if each.race is not None and not each.race.dialing]
             if not idle:
@@ -283,11 +292,11 @@ class SessionTable(Generic[S]):
             self._settle(session, now)
         elif not was_proved:
             session.called_in_vain, session.unreached = False, 0
-            self._policy.on_proved(session, now)
+            self.policy.on_proved(session, now)
         for frame in received:
             if session.race is not race:
                 break
-            self._policy.on_frame(session, frame, now)
+            self.policy.on_frame(session, frame, now)
 
     def _disconnected(self, attempt: Attempt, reason: str, now: float) -> None:
         race = attempt.race
@@ -295,7 +304,7 @@ class SessionTable(Generic[S]):
         race.disconnected(attempt, reason, now)
         if was_winner:
             session.give_up(now)
-            self._policy.on_lost(session, race, reason, now)
+            self.policy.on_lost(session, race, reason, now)
         else:
             self._settle(session, now)
 
@@ -306,7 +315,7 @@ class SessionTable(Generic[S]):
             session.race = None
             session.called_in_vain = not race.was_connected
             session.retry_later(now)
-            self._policy.on_unreached(session, race, now)
+            self.policy.on_unreached(session, race, now)
 
     def hang_up(self, *, but: S | None = None) -> None:
         """End all races; the session ``but`` keeps the connection on which it was proved."""
@@ -329,31 +338,3 @@ class SessionTable(Generic[S]):
             if session.race is not None:
                 session.race.handle_timer(now)
                 self._settle(session, now)
-
-
-def remember(
-    table: SessionTable[KnownSession],
-    offer: Offer,
-    targets: Sequence[DialTarget],
-    sender: str = "",
-    *,
-    in_folder: bool = False,
-) -> KnownSession | None:
-    """Return the session of an OFFER, with what the OFFER says of it; None if the table has no room.
-
-    Args:
-        table: where to look for it.
-        offer: the OFFER.
-        targets: the addresses that the OFFER names.
-        sender: the address whose datagram it was; empty if a proved connection named the session.
-        in_folder: whether it lay in a shared folder. There it outlives its host, so the session counts as alive only
-            when the host itself says so.
-    """
-    session = table.get(offer.session)
-    if session is None:
-        session = KnownSession(offer, targets, sender, presumed_dead=in_folder)
-        if not table.add(session):
-            return None
-    table.heard(session)
-    session.offer, session.targets = offer, merged(targets, session.targets)
-    return session

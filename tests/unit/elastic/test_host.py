@@ -234,7 +234,7 @@ def test_dial_budget_of_a_sender_also_bounds_a_running_session(
         process.agent.handle(Heard(forged, Source(interface="eth0", address="10.0.0.66")), process.now)
     seconds = 0.75  # none of them is given up meanwhile
     for step in range(1, 16):
-        host.conflicts.handle_timer(process.now + seconds * step / 15)
+        host.conflicts.sightings.handle_timer(process.now + seconds * step / 15)
     dialed = [effect for effect in process.agent.effects() if isinstance(effect, Dial)]
     assert 0 < len(dialed) <= SENDER_DIALS_AT_ONCE + SENDER_DIALS_PER_SECOND * seconds
 

@@ -6,12 +6,8 @@ import pytest
 
 from mingle.protocol import claims
 from mingle.protocol.claims import (
-    CLAIM_GAP_SECONDS,
-    CLAIM_PAUSE_SECONDS,
     SENDER_DIALS_AT_ONCE,
     SENDER_DIALS_PER_SECOND,
-    SILENT_SECONDS,
-    ClaimBudget,
     DialBudget,
     without_traps,
 )
@@ -154,59 +150,3 @@ def test_after_the_wait_there_is_budget() -> None:
         pass
     assert budget.take("10.0.0.1", "10.0.0.66", now + wait / 2) > 0
     assert budget.take("10.0.0.1", "10.0.0.66", now + wait) == 0
-
-
-# --- the time for claims -------------------------------------------------------------------------------------------
-
-JOINING, PROBING = "a part that joins", "a part that probes"
-
-
-def test_all_parts_of_a_process_spend_one_budget_of_time() -> None:
-    budget = ClaimBudget()
-    for second in range(int(SILENT_SECONDS)):
-        assert not budget.spent
-        budget.note(float(second), JOINING, pending=second % 2 == 0)
-        budget.note(float(second), PROBING, pending=second % 2 == 1)
-    assert budget.next_timer() == SILENT_SECONDS
-    budget.note(SILENT_SECONDS, PROBING, pending=False)
-    assert budget.spent
-    assert budget.next_timer() is None
-
-
-def test_two_claims_at_a_time_cost_no_more_than_one() -> None:
-    budget = ClaimBudget()
-    budget.note(0.0, JOINING, pending=True)
-    budget.note(4.0, PROBING, pending=True)
-    budget.note(8.0, JOINING, pending=False)
-    budget.note(9.0, PROBING, pending=False)
-    assert not budget.spent
-    assert budget.next_timer() is None
-
-
-@pytest.mark.parametrize(
-    ("pause", "spent"),
-    [(CLAIM_GAP_SECONDS, True), (CLAIM_PAUSE_SECONDS, True), (CLAIM_PAUSE_SECONDS + 0.1, False)],
-    ids=["a gap", "a pause", "the end of claims"],
-)
-def test_a_budget_does_not_come_back_while_claims_go_on(pause: float, spent: bool) -> None:
-    budget = ClaimBudget()
-    for at in (0.0, 6.0 + pause):
-        budget.note(at, JOINING, pending=True)
-        budget.note(at + 6.0, JOINING, pending=False)
-    assert budget.spent is spent
-
-
-def test_claims_that_are_refused_at_once_cost_the_time_between_them() -> None:
-    budget = ClaimBudget()
-    for tick in range(int(SILENT_SECONDS / CLAIM_GAP_SECONDS) + 1):
-        budget.note(tick * CLAIM_GAP_SECONDS, JOINING, pending=True)
-        budget.note(tick * CLAIM_GAP_SECONDS, JOINING, pending=False)
-    assert budget.spent
-
-
-def test_withdrawn_probe_costs_nothing() -> None:
-    budget = ClaimBudget()
-    budget.note(0.0, JOINING, pending=True)
-    budget.withdraw(JOINING, PROBING)
-    budget.note(2 * SILENT_SECONDS, PROBING, pending=True)
-    assert not budget.spent

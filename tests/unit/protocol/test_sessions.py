@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.protocol.effects import Dial, Hangup
-from mingle.protocol.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS, remember
-from tests.support.session_tables import TARGETS, Table, offer
+from mingle.protocol.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS
+from tests.support.session_tables import Table, offer
 
 
 def test_the_idle_one_that_was_silent_for_longest_makes_room() -> None:
@@ -81,8 +81,10 @@ def test_a_race_that_was_lost_is_none_and_not_run_again_at_once() -> None:
 def test_session_that_is_heard_of_again_does_not_make_room() -> None:
     table = Table()
     for number in range(REMEMBERED_SESSIONS):
-        remember(table.sessions, offer(number), TARGETS)
-    remember(table.sessions, offer(0), TARGETS)
-    remember(table.sessions, offer(99), TARGETS)
+        table.added(number)
+    first = table.sessions.get(offer(0).session)
+    assert first is not None
+    table.sessions.heard(first)
+    table.added(99)
     assert table.sessions.get(offer(0).session) is not None
     assert table.sessions.get(offer(1).session) is None
