@@ -19,7 +19,7 @@ from msgspec import structs
 from mingle import detached, records
 from mingle.check.verdicts import SLOW_FACTOR, reference
 from mingle.cli import output
-from mingle.cli.options import FAILED, Shared, mesh_option, node_rank_option, shared_options
+from mingle.cli.options import FAILED, Shared, setting_option, shared_options
 from mingle.cli.output import Lines, Table
 from mingle.errors import ConfigurationError, MingleError, counted, refused
 from mingle.text import printable
@@ -91,11 +91,11 @@ class _Check(click.Command):
     metavar="K",
     help="Processes on this machine. Default: 1, or what the launcher starts.",
 )
-@node_rank_option
+@setting_option("node_rank")
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Backend. Default: auto.")
 @click.option("--max-size", callback=_bytes, default="64M", metavar="SIZE", help="Largest message. Default: 64M.")
 @click.option("--job-id", metavar="ID", help="Job id. Default: MINGLE_JOB_ID, else mingle-check-USER.")
-@mesh_option("on")
+@setting_option("mesh")
 @shared_options(timeout=f"Time limit of each step. Default: {STEP_SECONDS:g}.")
 def check(
     shared: Shared,

@@ -16,52 +16,44 @@ from mingle.cli.options import Shared, fail, shared_options
 from mingle.cli.output import Table
 from mingle.config import launchers, settings
 from mingle.config.placement import asked_node_rank, resolve_placement
+from mingle.config.settings import Setting
 from mingle.errors import InterfaceError, MingleError
 from mingle.network import interfaces as nics
 from mingle.network.interfaces import Interface
 
 _STANDARD = {
-    "RANK": "rank of this process, if no launcher and no MINGLE_RANK gives it",
-    "WORLD_SIZE": "number of ranks, if no launcher and no MINGLE_WORLD_SIZE gives it",
-    "LOCAL_RANK": "rank of this process on its node",
-    "LOCAL_WORLD_SIZE": "number of ranks on this node",
-    "NODE_RANK": "rank of this node among the nodes",
-    "GROUP_RANK": "torchrun's name for NODE_RANK",
-    "MASTER_ADDR": "address of rank 0; mingle replaces it with the one it finds",
-    "MASTER_PORT": "port of rank 0; mingle replaces it with the one it finds",
-    "GLOO_SOCKET_IFNAME": "Gloo's interface; mingle uses an exact name too if MINGLE_INTERFACE is unset",
-    "TP_SOCKET_IFNAME": "TensorPipe's interface; mingle keeps it",
-    "NCCL_SOCKET_IFNAME": "NCCL's interfaces; mingle keeps them",
+    "RANK": ("Job", "rank of this process, if no launcher and no MINGLE_RANK gives it"),
+    "WORLD_SIZE": ("Job", "number of ranks, if no launcher and no MINGLE_WORLD_SIZE gives it"),
+    "LOCAL_RANK": ("Job", "rank of this process on its node"),
+    "LOCAL_WORLD_SIZE": ("Job", "number of ranks on this node"),
+    "NODE_RANK": ("Job", "rank of this node among the nodes"),
+    "GROUP_RANK": ("Job", "torchrun's name for NODE_RANK"),
+    "MASTER_ADDR": ("torch", "address of rank 0; mingle replaces it with the one it finds"),
+    "MASTER_PORT": ("torch", "port of rank 0; mingle replaces it with the one it finds"),
+    "GLOO_SOCKET_IFNAME": ("torch", "Gloo's interface; mingle uses an exact name too if MINGLE_INTERFACE is unset"),
+    "TP_SOCKET_IFNAME": ("torch", "TensorPipe's interface; mingle keeps it"),
+    "NCCL_SOCKET_IFNAME": ("torch", "NCCL's interfaces; mingle keeps them"),
 }
+
+
+def _text(setting: Setting) -> str:
+    return f"{setting.described} (default: {setting.default})"
+
+
+_VARIABLES = {name: (each.section, _text(each)) for name, each in settings.VARIABLES.items()} | _STANDARD
+"""The section and the meaning of each variable."""
 _RESULTS = {
     "launcher": ("Launcher", "the launcher that these variables belong to"),
-    "job_id": ("Job", "the job that a rank started here joins"),
-    "rank": ("Job", "its rank; -: an argument gives it, or ranks are assigned"),
-    "world_size": ("Job", "the number of ranks in the job"),
-    "node_rank": ("Job", "the node rank that it asks for; -: none, host names decide"),
+    **{
+        name: (each.section, _text(each))
+        for name, each in settings.SETTINGS.items()
+        if name not in ("interface", "secret_file", "master_port", "mesh")
+    },
     "node_rank_from": ("Job", "what gives that node rank"),
-    "discovery_timeout": ("Job", "seconds until an incomplete job is an error"),
-    "progress": ("Job", "the progress line while ranks are missing"),
     "interfaces": ("Network", "the named interfaces; -: mingle chooses, see `mingle-discover interfaces`"),
     "interfaces_from": ("Network", "the option or variable that names them"),
-    "port": ("Network", "UDP port of the discovery"),
-    "family": ("Network", "the IP versions in use"),
-    "ttl": ("Network", "multicast hop limit"),
-    "peers": ("Network", "hosts to ask by unicast as well"),
-    "advertise": ("Network", "the address to announce; -: this host's own"),
-    "secret": ("Network", "the secret that all ranks share"),
 }
-"""The section and the meaning of each result."""
-_SECTIONS = {
-    **dict.fromkeys(
-        ("MINGLE_JOB_ID", "MINGLE_RANK", "MINGLE_WORLD_SIZE", "MINGLE_TIMEOUT", "MINGLE_MESH", "MINGLE_PROGRESS"), "Job"
-    ),
-    "MINGLE_NODE_RANK": "Job",
-    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"), "Job"),
-    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "MINGLE_MASTER_PORT"), "torch"),
-    **dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "torch"),
-}
-"""The section of each variable; the others belong to the network."""
+"""The same of each result."""
 _SECRET = "MINGLE_SECRET"  # noqa: S105 - the variable's name
 _HIDDEN = "(set, not shown)"
 _PASSWORD = re.compile(r"(?<=[^/:,\s]:)(?!//)[^@,\s]*(?=@)")
@@ -147,10 +139,9 @@ def env(shared: Shared) -> None:
     status is 1 if such a rank would fail.
     """
     environ = os.environ
-    meanings = {**settings.VARIABLES, **_STANDARD}
     variables = [
         {"name": name, "value": _shown(name, environ[name]), "meaning": meaning}
-        for name, meaning in meanings.items()
+        for name, (_, meaning) in _VARIABLES.items()
         if name in environ
     ]
     seen: list[dict[str, Any]] = [
@@ -191,7 +182,7 @@ def env_table(
         text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
         rows[section].append((section, name, text, meaning))
     for each in variables:
-        section = _SECTIONS.get(each["name"], "Network")
+        section = _VARIABLES[each["name"]][0]
         rows[section].append((section, each["name"], each["value"], each["meaning"]))
     for launcher in seen:
         for name, value in launcher["variables"].items():
@@ -248,10 +239,8 @@ def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any]
             settings.check_job_id(resolved["job_id"], f"{resolved['launcher']}'s id")
     with noting_conflict():
         network = shared.network()
-        record = structs.asdict(network)
-        same = ("discovery_timeout", "port", "ttl", "family", "advertise", "progress")
         resolved |= {
-            **{name: record[name] for name in same},
+            **{name: value for name, value in structs.asdict(network).items() if name in _RESULTS},
             "interfaces": ", ".join(network.interfaces) or None,
             "interfaces_from": network.interfaces_from or None,
             "peers": ", ".join((*map(str, network.peers), *network.folders)) or None,

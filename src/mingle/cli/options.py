@@ -121,76 +121,37 @@ def _complete_interface(_context: click.Context, _parameter: click.Parameter, in
     ]
 
 
-_NETWORK_FIELDS = ("interface", "port", "peers", "family", "ttl", "secret_file")
-_NAMES = {
-    "discovery_timeout": "--timeout",
-    "job_id": "--job-id",
-    "master_port": "--master-port",
-    "node_rank": "--node-rank",
-    "mesh": "--mesh",
-    **{field: f"--{field.replace('_', '-')}" for field in _NETWORK_FIELDS},
-}
-"""What an error calls an argument that is an option."""
+def _network_fields() -> list[str]:
+    """Return the arguments that are options of all commands."""
+    from mingle.config.settings import SETTINGS
+
+    return [name for name, each in SETTINGS.items() if each.flags and each.section == "Network"]
 
 
 def _arguments(given: Mapping[str, Any]) -> Arguments:
     """Return the options that concern the network."""
-    from mingle.config.settings import Arguments, Spelling
+    from mingle.config.settings import SETTINGS, Arguments, Spelling
 
-    network: dict[str, Any] = {field: given.get(field) for field in _NETWORK_FIELDS}
-    return Arguments(**network, spelling=Spelling(names=_NAMES))
-
-
-_NETWORK_OPTIONS = (
-    click.option(
-        "-i",
-        "--interface",
-        multiple=True,
-        metavar="NAME",
-        shell_complete=_complete_interface,
-        help="Interface to use, by name or address; can be repeated. Default: MINGLE_INTERFACE, else those that "
-        "`mingle-discover interfaces` shows as used.",
-    ),
-    click.option(
-        "-p",
-        "--port",
-        type=click.IntRange(1, 65535),
-        metavar="PORT",
-        help="UDP port of the discovery. Default: MINGLE_PORT, else 29499.",
-    ),
-    click.option(
-        "--peers",
-        multiple=True,
-        metavar="HOST[:PORT]",
-        help="Host to ask by unicast as well; or, for networks without multicast, dir:/path, a directory that all "
-        "machines mount, or s3://bucket/prefix, a bucket; can be repeated. Default: MINGLE_PEERS.",
-    ),
-    click.option(
-        "--family",
-        type=click.Choice(["auto", "4", "6"]),
-        help="IP versions to use. Default: MINGLE_FAMILY, else auto.",
-    ),
-    click.option(
-        "--ttl",
-        type=click.IntRange(0, 255),
-        metavar="HOPS",
-        help="Multicast hop limit. Default: MINGLE_TTL, else 1: the local network.",
-    ),
-    click.option(
-        "--secret-file",
-        type=click.Path(),
-        help="File with the job's secret. Default: MINGLE_SECRET or MINGLE_SECRET_FILE.",
-    ),
-)
+    names = {name: f"--{name.replace('_', '-')}" for name in SETTINGS} | {"discovery_timeout": "--timeout"}
+    network: dict[str, Any] = {name: given.get(name) for name in _network_fields()}
+    return Arguments(**network, spelling=Spelling(names=names))
 
 
-def mesh_option(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return the option ``--mesh`` of a command that forms a job."""
+def setting_option(name: str, default: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option of a setting, for a command with another default perhaps."""
+    from mingle.config.settings import SETTINGS
+
+    setting = SETTINGS[name]
+    more = "; can be repeated" if setting.repeated else ""
+    fallback = f"{setting.variable}, else {default}" if default else setting.fallback
+    kind: Any = click.IntRange(*setting.limits) if setting.limits else None
     return click.option(
-        "--mesh",
-        type=click.Choice(["on", "warn", "off"]),
-        help="Whether all machines must reach each other by TCP; warn: say so and start all the same. Default: "
-        f"MINGLE_MESH, else {default}.",
+        *setting.flags,
+        type=click.Choice(setting.values) if setting.values else kind,
+        multiple=setting.repeated,
+        metavar=setting.metavar,
+        shell_complete=_complete_interface if name == "interface" else None,
+        help=f"{setting.meaning[0].upper()}{setting.meaning[1:]}{more}. Default: {fallback}.",
     )
 
 
@@ -205,14 +166,6 @@ _TABLE_OPTIONS = (
 )
 
 
-node_rank_option = click.option(
-    "--node-rank",
-    type=click.IntRange(0),
-    metavar="R",
-    help="Node rank that this machine asks for. Default: MINGLE_NODE_RANK or the launcher's, else host names decide.",
-)
-
-
 def shared_options(
     *, timeout: str, table: bool = False, answers: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -223,8 +176,9 @@ def shared_options(
         table: whether the command prints a table.
         answers: whether the command prints an answer, which can be JSON.
     """
+    fields = _network_fields()
     options = (
-        *_NETWORK_OPTIONS,
+        *map(setting_option, fields),
         click.option("-t", "--timeout", type=float, metavar="SECONDS", help=timeout),
         *(_TABLE_OPTIONS if table else ()),
         *(_ANSWER_OPTIONS if answers else ()),
@@ -236,7 +190,7 @@ def shared_options(
         def command(**given: Any) -> None:
             shown = {name: given.pop(name) for name in Shared.__slots__ if name in given}
             shared = Shared(arguments=_arguments(given), **shown)
-            own = {name: value for name, value in given.items() if name not in _NETWORK_FIELDS}
+            own = {name: value for name, value in given.items() if name not in fields}
             with _logging(shared.verbose):
                 try:
                     function(shared, **own)

@@ -20,7 +20,7 @@ from mingle.config.launchers import Placement
 from mingle.config.placement import NodeRank, argued_node_rank, resolve_placement
 from mingle.config.values import Peer, Secret
 from mingle.errors import ConfigurationError, LauncherError
-from mingle.wire.datagrams import MAX_JOB_ID_BYTES
+from mingle.wire.datagrams import MAX_JOB_ID_BYTES, MAX_WORLD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,31 +34,115 @@ Progress: TypeAlias = Literal["auto", "off"]
 Mesh: TypeAlias = Literal["on", "warn", "off"]
 """Whether a job forms only if all its nodes can open TCP connections to each other."""
 DEFAULT_MESH: Mesh = "on"
-_FAMILIES: dict[str, Family] = {"auto": "auto", "4": "4", "6": "6"}
-_PROGRESS: dict[str, Progress] = {"auto": "auto", "off": "off"}
-_MESH: dict[str, Mesh] = {"on": "on", "warn": "warn", "off": "off"}
+Section: TypeAlias = Literal["Job", "Network", "torch"]
 
-VARIABLES: dict[str, str] = {
-    "MINGLE_JOB_ID": "the job's name, the same on all its ranks",
-    "MINGLE_RANK": "this process's rank",
-    "MINGLE_WORLD_SIZE": "the number of ranks in the job",
-    "MINGLE_NODE_RANK": "the rank that this node asks for where ranks are assigned",
-    "MINGLE_TIMEOUT": f"seconds to wait for the job to be complete (default {DEFAULT_DISCOVERY_TIMEOUT:g})",
-    "MINGLE_INTERFACE": "interfaces to use, names or addresses, comma separated (default: mingle chooses)",
-    "MINGLE_PORT": f"UDP port of the discovery, the same everywhere (default {DEFAULT_PORT})",
-    "MINGLE_PEERS": "hosts to ask by unicast as well, host[:port], and shared folders, dir:/path or "
-    "s3://bucket/prefix, comma separated",
-    "MINGLE_SECRET": "the secret that all ranks share",
-    "MINGLE_SECRET_FILE": "the file that holds the secret",
-    "MINGLE_TTL": "how many routers a multicast may pass, plus one (default 1: the local network)",
-    "MINGLE_FAMILY": "auto, 4 or 6: the IP versions to use (default auto)",
-    "MINGLE_ADVERTISE": "the address to announce where network address translation hides this host's own",
-    "MINGLE_MASTER_PORT": "TCP port of rank 0's store (default: any free one)",
-    "MINGLE_MESH": "on, warn or off: whether a job needs TCP connections between all its nodes "
-    f"(default {DEFAULT_MESH})",
-    "MINGLE_PROGRESS": "auto or off: the progress line while waiting (default auto)",
-}
-"""Each environment variable that mingle reads for itself, with its meaning."""
+
+class Setting(Struct, frozen=True):
+    """How one setting is written and documented: variable, option, ``env`` and documents are made from these records.
+
+    Attributes:
+        name: the argument of :func:`mingle.init`, the field of :class:`Arguments`, and the key of ``--rdzv-conf``.
+        meaning: what it is, in one line, without its values and its default.
+        default: what applies without it, as people read it.
+        values: the words that it can be, the first one by default.
+        limits: the smallest and the largest number that it can be.
+        section: the part of ``mingle-discover env`` that shows it; an option of "Network" is one of all commands.
+        key: whether it is a key of ``--rdzv-conf``.
+        flags: of its option; empty: the commands that have one say what it means to them.
+        metavar: what stands for the value of the option.
+        repeated: whether the option can be repeated.
+        suffix: of the variable, if it is not the name.
+    """
+
+    name: str
+    meaning: str
+    default: str = "none"
+    values: tuple[str, ...] = ()
+    limits: tuple[int, int] | None = None
+    section: Section = "Network"
+    key: bool = False
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    repeated: bool = False
+    suffix: str = ""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return f"MINGLE_{self.suffix or self.name.upper()}"
+
+    @property
+    def fallback(self) -> str:
+        """What applies without an argument or an option."""
+        return f"{self.variable}, else {self.default}"
+
+    @property
+    def described(self) -> str:
+        """The values and the meaning."""
+        return f"{self.one_of}: {self.meaning}" if self.values else self.meaning
+
+    @property
+    def one_of(self) -> str:
+        """The values, as an enumeration."""
+        return f"{', '.join(self.values[:-1])} or {self.values[-1]}"
+
+
+_PEERS = (
+    "hosts to ask by unicast as well, host or host:port; for networks without multicast also dir:/path, a directory "
+    "that all machines mount, or s3://bucket/prefix, a bucket"
+)
+_PROGRESS = "the progress line while ranks are missing, and warnings on stderr if no logging is configured"
+_PORTS = (1, values.MAX_PORT)
+SETTINGS: dict[str, Setting] = {
+    each.name: each
+    for each in (
+        Setting(
+            "job_id", f"the job's name, 1 to {MAX_JOB_ID_BYTES} bytes, the same on every rank",
+            "the launcher's job id", section="Job"
+        ),
+        Setting("rank", "this process's rank", "the launcher's, then RANK", section="Job"),
+        Setting("world_size", "the number of ranks in the job", "the launcher's, then WORLD_SIZE", section="Job"),
+        Setting(
+            "node_rank", "the rank that this node asks for where ranks are assigned",
+            "the launcher's number of the node, else host names decide",
+            limits=(0, MAX_WORLD_SIZE - 1), section="Job", key=True, flags=("--node-rank",), metavar="R"
+        ),
+        Setting(
+            "discovery_timeout", "seconds until an incomplete job is an error", f"{DEFAULT_DISCOVERY_TIMEOUT:g}",
+            section="Job", key=True, suffix="TIMEOUT"
+        ),
+        Setting(
+            "interface", "interfaces to use, names or addresses",
+            "those that `mingle-discover interfaces` shows as used",
+            key=True, flags=("-i", "--interface"), metavar="NAME", repeated=True
+        ),
+        Setting(
+            "port", "UDP port of the discovery, the same on all machines", str(DEFAULT_PORT),
+            limits=_PORTS, key=True, flags=("-p", "--port"), metavar="PORT"
+        ),
+        Setting("peers", _PEERS, key=True, flags=("--peers",), metavar="HOST[:PORT]", repeated=True),
+        Setting("secret", "the secret that all ranks share; ranks without it are rejected"),
+        Setting(
+            "secret_file", "the file that holds the secret, instead of the secret itself", "MINGLE_SECRET",
+            key=True, flags=("--secret-file",), metavar="PATH"
+        ),
+        Setting(
+            "ttl", "how many routers a multicast may pass, plus one", "1",
+            limits=(0, 255), key=True, flags=("--ttl",), metavar="HOPS"
+        ),
+        Setting("family", "the IP versions to use", "auto", ("auto", "4", "6"), key=True, flags=("--family",)),
+        Setting("advertise", "the address to announce where NAT hides this host's own"),
+        Setting("master_port", "TCP port of rank 0's store", "any free one", limits=_PORTS, section="torch"),
+        Setting(
+            "mesh", "whether the job forms only if all its nodes can open TCP connections to each other; warn only "
+            "names those that can't", DEFAULT_MESH, ("on", "warn", "off"), section="Job", key=True, flags=("--mesh",)
+        ),
+        Setting("progress", _PROGRESS, "auto", ("auto", "off"), section="Job"),
+    )
+}  # fmt: skip
+"""All settings, by name."""
+VARIABLES: dict[str, Setting] = {each.variable: each for each in SETTINGS.values()}
+"""The same by the environment variables that mingle reads for itself."""
 GENERATION = "MINGLE_GENERATION"
 """A fencing token that names the session of elastic workers and sorts by its number; mingle does not read it."""
 HOSTS, HOSTFILE = "MINGLE_HOSTS", "MINGLE_HOSTFILE"
@@ -223,14 +307,8 @@ def resolve_mesh(environ: Mapping[str, str], arguments: Arguments, default: Mesh
     Raises:
         ConfigurationError: the value is not known.
     """
-    given, source = _given(environ, arguments, "mesh", "MINGLE_MESH")
-    if given is None:
-        return default
-    if isinstance(given, str) and (mesh := _MESH.get(given)) is not None:
-        return mesh
-    raise ConfigurationError.explain(
-        f"{source}={given!r} is not known", cause="a mistyped value", remedy="give on, warn or off"
-    )
+    mesh: Mesh = _word(environ, arguments, "mesh", default)
+    return mesh
 
 
 def node_rank_argument(arguments: Arguments) -> NodeRank | None:
@@ -249,11 +327,11 @@ def resolve_network(environ: Mapping[str, str], arguments: Arguments) -> Network
         ConfigurationError: when a value can't be used.
     """
     interfaces, interfaces_from = _interfaces(environ, arguments)
-    timeout, timeout_from = _given(environ, arguments, "discovery_timeout", "MINGLE_TIMEOUT")
-    peers, peers_from = _given(environ, arguments, "peers", "MINGLE_PEERS")
-    family = _family(environ, arguments)
-    udp_port = _port(environ, arguments, "port", "MINGLE_PORT")
-    hops = _whole(environ, arguments, "ttl", "MINGLE_TTL", 0, 255)
+    timeout, timeout_from = _given(environ, arguments, "discovery_timeout")
+    peers, peers_from = _given(environ, arguments, "peers")
+    family: Family = _word(environ, arguments, "family")
+    udp_port = _whole(environ, arguments, "port")
+    hops = _whole(environ, arguments, "ttl")
     # First: an error of another peer shows the whole value, and a password in a URL must not be in it.
     folders = () if peers is None else values.folders(peers, peers_from)
     return Network(
@@ -267,7 +345,7 @@ def resolve_network(environ: Mapping[str, str], arguments: Arguments) -> Network
         ttl=1 if hops is None else hops,
         family=family,
         advertise=_advertise(environ, arguments, family),
-        progress=_progress(environ),
+        progress=_word(environ, arguments, "progress"),
     )
 
 
@@ -365,41 +443,49 @@ def resolve_store_port(environ: Mapping[str, str], arguments: Arguments, *, laun
         ConfigurationError: MINGLE_MASTER_PORT, or the argument, is not a port.
         LauncherError: torchrun's MASTER_PORT is not a port.
     """
-    fixed = _port(environ, arguments, "master_port", "MINGLE_MASTER_PORT")
+    fixed = _whole(environ, arguments, "master_port")
     if launcher != launchers.TORCHRUN.name:
         return fixed
     text = environ["MASTER_PORT"].strip()
     return values.parse_whole(text, "MASTER_PORT", minimum=1, maximum=values.MAX_PORT, error=LauncherError)
 
 
-def _given(environ: Mapping[str, str], arguments: Arguments, field: str, variable: str) -> tuple[Any, str]:
+def _given(environ: Mapping[str, str], arguments: Arguments, name: str) -> tuple[Any, str]:
     """Return the argument or else the variable's text (None: neither), and the name of its source."""
-    if (argument := getattr(arguments, field)) is not None:
-        return argument, arguments.name_of(field)
+    if (argument := getattr(arguments, name, None)) is not None:
+        return argument, arguments.name_of(name)
+    variable = SETTINGS[name].variable
     return values.text_of(environ, variable), variable
 
 
-def _whole(
-    environ: Mapping[str, str], arguments: Arguments, field: str, variable: str, minimum: int, maximum: int
-) -> int | None:
-    given, source = _given(environ, arguments, field, variable)
+def _word(environ: Mapping[str, str], arguments: Arguments, name: str, default: str = "") -> Any:
+    """Return which of its values a setting has; without any the default, or the first one."""
+    setting = SETTINGS[name]
+    given, source = _given(environ, arguments, name)
+    if given is None:
+        return default or setting.values[0]
+    if str(given) not in setting.values:
+        raise ConfigurationError.explain(
+            f"{source}={given!r} is not known", cause="a mistyped value", remedy=f"give {setting.one_of}"
+        )
+    return str(given)
+
+
+def _whole(environ: Mapping[str, str], arguments: Arguments, name: str) -> int | None:
+    given, source = _given(environ, arguments, name)
     if given is None:
         return None
-    is_text = source == variable or arguments.spelling.as_text
-    read = values.parse_whole if is_text else values.check_whole
-    return read(given, source, minimum=minimum, maximum=maximum)
-
-
-def _port(environ: Mapping[str, str], arguments: Arguments, field: str, variable: str) -> int | None:
-    text = environ.get(variable, "").strip()
-    if getattr(arguments, field) is None and text.startswith(("tcp://", "udp://", "sctp://")):
+    is_variable = source == SETTINGS[name].variable
+    if is_variable and source.endswith("_PORT") and given.startswith(("tcp://", "udp://", "sctp://")):
         raise ConfigurationError.explain(
-            f"{variable}={text!r} is the address of a Kubernetes Service, not a number",
+            f"{source}={given!r} is the address of a Kubernetes Service, not a number",
             cause="Kubernetes sets NAME_PORT in each pod that starts after a Service of that name: here "
-            f"{variable.removesuffix('_PORT').lower().replace('_', '-')}",
+            f"{source.removesuffix('_PORT').lower().replace('_', '-')}",
             remedy="rename the Service, or write enableServiceLinks: false in the pod's spec",
         )
-    return _whole(environ, arguments, field, variable, 1, values.MAX_PORT)
+    read = values.parse_whole if is_variable or arguments.spelling.as_text else values.check_whole
+    minimum, maximum = SETTINGS[name].limits or (0, MAX_WORLD_SIZE)
+    return read(given, source, minimum=minimum, maximum=maximum)
 
 
 def _interfaces(environ: Mapping[str, str], arguments: Arguments) -> tuple[tuple[str, ...], str]:
@@ -446,19 +532,8 @@ def _secret(environ: Mapping[str, str], arguments: Arguments) -> Secret | None:
     return values.read_secret_file(environ["MINGLE_SECRET_FILE"], "MINGLE_SECRET_FILE")
 
 
-def _family(environ: Mapping[str, str], arguments: Arguments) -> Family:
-    given, source = _given(environ, arguments, "family", "MINGLE_FAMILY")
-    if (family := _FAMILIES.get("auto" if given is None else str(given))) is not None:
-        return family
-    raise ConfigurationError.explain(
-        f"{source}={given!r} is not an IP version",
-        cause="a mistyped value",
-        remedy="give auto, 4 or 6",
-    )
-
-
 def _advertise(environ: Mapping[str, str], arguments: Arguments, family: Family) -> str | None:
-    given, source = _given(environ, arguments, "advertise", "MINGLE_ADVERTISE")
+    given, source = _given(environ, arguments, "advertise")
     if given is None:
         return None
     address = values.address(given, source)
@@ -469,12 +544,3 @@ def _advertise(environ: Mapping[str, str], arguments: Arguments, family: Family)
             remedy=f"advertise an IPv{family} address, or leave the family at auto",
         )
     return address
-
-
-def _progress(environ: Mapping[str, str]) -> Progress:
-    text = values.text_of(environ, "MINGLE_PROGRESS") or "auto"
-    if (progress := _PROGRESS.get(text)) is not None:
-        return progress
-    raise ConfigurationError.explain(
-        f"MINGLE_PROGRESS={text!r} is not known", cause="a mistyped value", remedy="set auto or off"
-    )

@@ -23,18 +23,8 @@ from mingle.text import printable
 
 ALLOW_MINORITY = "allow_minority"
 OWN_KEYS = {
-    "interface": "interfaces to use, names or addresses (default: mingle chooses)",
-    "peers": "hosts to ask by unicast as well, host[:port], and shared folders, dir:/path or s3://bucket/prefix",
-    "secret_file": "the file that holds the job's secret",
-    "port": f"UDP port of the discovery, the same everywhere (default {settings.DEFAULT_PORT})",
-    "ttl": "how many routers a multicast may pass, plus one (default 1: the local network)",
-    "family": "auto, 4 or 6: the IP versions to use (default auto)",
-    "node_rank": "the rank that this node asks for (default: MINGLE_NODE_RANK, PET_NODE_RANK or the launcher's number; "
-    "else host names decide)",
-    "discovery_timeout": f"seconds to wait for the other nodes (default {settings.DEFAULT_DISCOVERY_TIMEOUT:g})",
-    "mesh": "on: a node that can't reach all others gets no place; warn: only a warning; off "
-    f"(default {settings.DEFAULT_MESH})",
-    ALLOW_MINORITY: "1: MIN nodes can begin and continue alone; two parts can then both run (default 0)",
+    **{name: f"{each.described} (default: {each.fallback})" for name, each in settings.SETTINGS.items() if each.key},
+    ALLOW_MINORITY: "1: MIN nodes can begin and continue alone; two parts can then both run (default: 0)",
 }
 """Each key of ``--rdzv-conf`` that is mingle's, with its meaning."""
 

@@ -15,7 +15,7 @@ import click
 from msgspec import structs
 
 from mingle.cli import output
-from mingle.cli.options import FAILED, Shared, mesh_option, node_rank_option, shared_options
+from mingle.cli.options import FAILED, Shared, setting_option, shared_options
 from mingle.errors import ConfigurationError, MingleError
 from mingle.run import placeholders
 from mingle.run.program import Interrupted, Program, check_exists
@@ -55,7 +55,7 @@ logger = logging.getLogger("mingle")
     metavar="ID",
     help="Default: mingle-run- and MINGLE_JOB_ID or the launcher's, else one of the command line.",
 )
-@node_rank_option
+@setting_option("node_rank")
 @click.option("--head", metavar="COMMAND", help="The command of node 0, where it differs, as one argument.")
 @click.option("--mlx", is_flag=True, help="Set MLX_RANK and MLX_HOSTFILE, for the ring of mlx.distributed.")
 @click.option("--keep-going", is_flag=True, help="Do not end the commands of the other machines when one fails.")
@@ -65,7 +65,7 @@ logger = logging.getLogger("mingle")
     metavar="PORT",
     help="MASTER_PORT. Default: MINGLE_MASTER_PORT, else a port that is free on node 0.",
 )
-@mesh_option(MESH)
+@setting_option("mesh", MESH)
 @shared_options(timeout="Time limit for finding the others. Default: MINGLE_TIMEOUT, else 300.", answers=False)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
 def run(

@@ -94,7 +94,7 @@ def test_every_variable() -> None:
 
 def test_the_table_of_variables_is_complete() -> None:
     source = Path(settings.__file__).read_text() + Path(settings.__file__).with_name("placement.py").read_text()
-    assert {*settings.VARIABLES, *settings.WRITTEN} == set(re.findall(r'"(MINGLE_[A-Z_]+)"', source))
+    assert {*settings.VARIABLES, *settings.WRITTEN} >= set(re.findall(r'"(MINGLE_[A-Z_]+)"', source))
     assert settings.VARIABLES.keys() == {*BY_VARIABLE, "MINGLE_SECRET_FILE"}
 
 
