@@ -501,7 +501,7 @@ ROUNDS = [
         TOO_LATE,
     ),
     Mistake(
-        "let_the_young_found", "rounds", (Rule(Quorum, "is_grown", always(True)),), TOO_LATE, seeds=366, level="all"
+        "let_the_young_found", "rounds", (Rule(Quorum, "is_grown", always(True)),), TOO_LATE, seeds=1000, level="all"
     ),
 ]
 

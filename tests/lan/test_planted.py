@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lan.planted import MISTAKES, search
-from tests.lan.planting import Mistake
+from tests.lan.planting import Mistake, planted
 from tests.support.levels import soaking
 
 
@@ -24,5 +24,8 @@ def test_planted_mistake_is_found(mistake: Mistake) -> None:
     assert not problem, problem
 
 
-def test_each_mistake_has_a_name_of_its_own() -> None:
+def test_each_mistake_has_a_name_of_its_own_and_a_seam_that_is_there() -> None:
     assert len({each.name for each in MISTAKES}) == len(MISTAKES)
+    for each in MISTAKES:  # those that are looked for in `make soak` only, too
+        with planted(*each.seams) as reached:
+            assert len(reached) == len(each.seams)
