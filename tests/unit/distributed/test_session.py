@@ -459,8 +459,7 @@ def test_torch_is_handed_the_connection_by_which_the_store_was_proved(monkeypatc
         assert [place for _, *place in entries] == [[0, 3], [1, 3], [2, 3]]
         assert ranks[0].discovery.store_server is not None
         assert entries[0][0] is ranks[0].discovery.store_server.handle
-        # One that was ahead of its proof, and too late to be it, is not handed to torch.
-        assert {id(handle) for handle, *_ in entries[1:]} <= {id(each.hand_over()) for each in proved}
+        assert {id(handle) for handle, *_ in entries[1:]} == {id(each.hand_over()) for each in proved}
         assert connected == proved, "none is opened for torch"
         entries[1][0].set("a", "b")
         assert [handle.get("a") for handle, *_ in entries] == [b"b"] * 3
