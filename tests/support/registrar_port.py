@@ -20,6 +20,9 @@ class RecordingPort:
     def send(self, conn: int, frame: frames.AnyFrame) -> None:
         self.calls.append(("send", conn, frame))
 
+    def ping(self, conn: int, now: float) -> None:
+        self.send(conn, frames.Ping())
+
     def hang_up(self, conn: int) -> None:
         self.calls.append(("hang_up", conn))
 

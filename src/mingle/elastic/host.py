@@ -168,7 +168,7 @@ class ElasticHost(Host):
         conn = caller.conn
         seat = self.registrar.seats.get(caller.hello.member)
         if isinstance(frame, frames.Pong) and seat is not None and seat.conn == conn:
-            self.quorum.leases.answered(seat.member, frame.number)
+            self.quorum.leases.answered(seat.member, caller.answered_at)
         elif isinstance(frame, frames.Round) and seat is not None and seat.conn == conn and self.running:
             asked = self._rounds_asked.setdefault(conn, {})
             if len(asked) < QUESTIONS:
@@ -275,7 +275,7 @@ class ElasticHost(Host):
                 # Reset the connection: the member would take an orderly close for the end of this process.
                 self._callers.reset(conn)
             elif now >= self._ping_at:
-                self._callers.send(conn, frames.Ping(number=leases.ask(member, now)))
+                self.ping(conn, now)
         if now >= self._ping_at:
             self._pinged_at, self._ping_at = now, now + PING_SECONDS
         if now >= self._look_at:

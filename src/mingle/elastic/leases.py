@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mingle.protocol.seats import Questions
-
 PING_SECONDS = 1.0
 """How often a host asks each of its members."""
 LEASE_SECONDS = 8.5
@@ -27,9 +25,6 @@ GROWN_SECONDS = 2.1
 different rates."""
 BINDING_SECONDS = 10.0
 """How long a member is bound to its host after it has last processed something from it."""
-NUMBERS = Questions.FIRST
-"""How many numbers these PINGs can have. A host that asks 1024 nodes once a second uses them up in 12 days, and then
-begins again."""
 
 
 def is_fresh(at: float, now: float) -> bool:
@@ -42,12 +37,9 @@ class Leases:
     """The host's side: the time until which each member counts. Only an answer renews a lease."""
 
     _sealed_at: dict[bytes, float] = field(default_factory=dict)
-    _asked: dict[bytes, dict[int, float]] = field(default_factory=dict)
-    """When each unanswered PING was sent, by its number."""
     _until: dict[bytes, float] = field(default_factory=dict)
     _answered: dict[bytes, float] = field(default_factory=dict)
     """When the last PING that each member has answered was sent."""
-    _last_number: int = 0
 
     def sealed(self, member: bytes, now: float) -> None:
         """Start a lease when SEALED is sent to a member; an earlier lease ends."""
@@ -59,24 +51,14 @@ class Leases:
         if member in self._sealed_at:
             self._until[member] = self._sealed_at[member] + LEASE_SECONDS
 
-    def ask(self, member: bytes, now: float) -> int:
-        """Return the number for a PING that is sent to a member now."""
-        self._last_number = (self._last_number + 1) % NUMBERS
-        self._asked.setdefault(member, {})[self._last_number] = now
-        return self._last_number
+    def answered(self, member: bytes, asked_at: float) -> None:
+        """Renew the lease of a member that has answered a PING of this moment.
 
-    def answered(self, member: bytes, number: int) -> None:
-        """Renew the lease of a member that has answered the PING of this number.
-
-        Answers come in the order of the questions, all of which were sent after SEALED, so a lease is never shortened.
+        A lease is never shortened: the PING can have been sent before SEALED.
         """
-        asked = self._asked.get(member, {})
-        sent_at = asked.get(number)
-        if sent_at is None or member not in self._until:
-            return
-        self._until[member] = sent_at + LEASE_SECONDS
-        self._answered[member] = sent_at
-        self._asked[member] = {later: at for later, at in asked.items() if later > number}
+        if member in self._until:
+            self._until[member] = max(self._until[member], asked_at + LEASE_SECONDS)
+            self._answered[member] = max(self.answered_at(member), asked_at)
 
     def until(self, member: bytes) -> float:
         """Return when a member stops counting."""
@@ -88,7 +70,7 @@ class Leases:
 
     def forget(self, member: bytes) -> None:
         """End the lease of a member."""
-        for kept in (self._sealed_at, self._asked, self._until, self._answered):
+        for kept in (self._sealed_at, self._until, self._answered):
             kept.pop(member, None)
 
 

@@ -184,7 +184,9 @@ class Callers:
         for frame in received:
             if caller.conn not in self._callers:
                 break
-            if isinstance(frame, frames.Join) and caller.hello.purpose == "join":
+            if isinstance(frame, frames.Pong):
+                caller.pong(frame.number)
+            elif isinstance(frame, frames.Join) and caller.hello.purpose == "join":
                 self._expect_nothing(caller.conn)  # the registrar gives it a seat or hangs up
             self._called.caller_said(caller, frame, now)
 

@@ -18,7 +18,7 @@ from mingle.protocol.mesh_proof import Proof, apart_from
 from mingle.protocol.mesh_report import LeftOut
 from mingle.protocol.network_choice import Choice, NetworkChoice
 from mingle.protocol.phases import Confirming
-from mingle.protocol.seats import Questions, Seated, Seats
+from mingle.protocol.seats import Seated, Seats
 from mingle.wire import frames
 
 ASKED_SECONDS = RUNS_SECONDS + 1.0
@@ -36,7 +36,6 @@ class Confirmation:
         port: what the registrar calls.
         admission: how long the members have, and how many of them are enough.
         network: the choice of the network, and so of what the members prove on it.
-        questions: asks members whether they live.
     """
 
     def __init__(
@@ -46,16 +45,14 @@ class Confirmation:
         port: RegistrarPort,
         admission: Admission,
         network: NetworkChoice,
-        questions: Questions,
     ) -> None:
         self._session = session
         self._seats = seats
         self._port = port
         self._admission = admission
         self._network = network
-        self._questions = questions
-        self._asked: dict[bytes, int] = {}
-        """The number of the last question to each target that did not answer a member."""
+        self._asked: dict[bytes, float] = {}
+        """When each target was asked last that did not answer a member."""
 
     def restart(self) -> None:
         """Forget what was proved: the members may be others now."""
@@ -145,11 +142,12 @@ class Confirmation:
         if holder is None or holder.conn is None or target in self._seats.latecomers:
             self.runs(epoch, proofs, target, now)  # nobody waits for another latecomer: that is no member yet
         else:
-            self._asked[target] = self._questions.ask(holder.conn)
+            self._port.ping(holder.conn, now)
+            self._asked[target] = now
 
-    def answered(self, epoch: int, proofs: Sequence[Proof], target: bytes, number: int, now: float) -> None:
+    def answered(self, epoch: int, proofs: Sequence[Proof], target: bytes, asked_at: float, now: float) -> None:
         """Handle PONG of a target: if it answers the last question, its process runs."""
-        if self._asked.get(target) == number:
+        if self._asked.get(target, float("inf")) <= asked_at:
             del self._asked[target]
             self.runs(epoch, proofs, target, now)
 

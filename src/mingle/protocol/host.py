@@ -371,7 +371,7 @@ class Host:
             self._callers.send(conn, frames.Closed(session=self.session, reason="it has left"))
             self._callers.hang_up(conn)
         elif isinstance(frame, frames.Pong):
-            self.registrar.pong(conn, frame, now)
+            self.registrar.pong(conn, caller.answered_at, now, proving=frame.proving)
         elif isinstance(frame, frames.Ping):
             self._callers.send(conn, frames.Pong(number=frame.number))
         elif isinstance(frame, frames.Ask) and self.registrar.seats.at(conn) is not None:
@@ -392,6 +392,10 @@ class Host:
     def send(self, conn: int, frame: frames.AnyFrame) -> None:
         """Send a frame to a caller."""
         self._callers.send(conn, frame)
+
+    def ping(self, conn: int, now: float) -> None:
+        """Ask a caller whether it lives."""
+        self._callers[conn].ping(now)
 
     def hang_up(self, conn: int) -> None:
         """Close a caller's connection after what is still to be sent."""

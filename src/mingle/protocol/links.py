@@ -13,9 +13,12 @@ from typing import Any
 from msgspec import Struct, field
 
 from mingle.protocol.effects import Dial, Effect, Hangup, Reset, Write
-from mingle.protocol.events import Connected, ConnectionEvent, Disconnected
+from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
 from mingle.protocol.handshake import Conversation
-from mingle.wire.frames import AnyFrame
+from mingle.wire.frames import AnyFrame, Ping
+
+MAX_NUMBER = 2**30
+"""The greatest number of a PING; a host that asks 1024 nodes once a second begins again after 34 years."""
 
 
 class Link(Struct, eq=False, kw_only=True):
@@ -27,6 +30,13 @@ class Link(Struct, eq=False, kw_only=True):
     """Handles what happens on this link, which is its first argument."""
     established: bool = False
     """Whether the connection stands; a dialed one does not at first."""
+    heard_at: float = float("-inf")
+    """When something came in on it last."""
+    answered_at: float = float("-inf")
+    """When the last PING was sent that the other side has answered: its process ran at that moment or later."""
+    asked: dict[int, float] = field(default_factory=dict)
+    """When each PING was sent that is not answered, by its number; the oldest first."""
+    last_answered: int = 0
     unwritten: set[int] = field(default_factory=set)
     """The connections on which something is to be written (:attr:`Links.unwritten`)."""
 
@@ -39,6 +49,28 @@ class Link(Struct, eq=False, kw_only=True):
         """Send a frame that was encoded once for several connections."""
         self.conversation.send_body(body)
         self.unwritten.add(self.conn)
+
+    def ping(self, now: float) -> None:
+        """Ask whether the other side lives; :attr:`answered_at` shows the answer.
+
+        An answer counts for its own question, since one to an earlier question can come late, and the process can have
+        been stopped or killed in between.
+        """
+        number = next(reversed(self.asked), self.last_answered) % MAX_NUMBER + 1
+        self.asked[number] = now
+        self.send(Ping(number=number))
+
+    def pong(self, number: int) -> bool:
+        """Take note of an answer; return whether it is one to a question of ours.
+
+        Answers come in the order of the questions.
+        """
+        if number not in self.asked:
+            return False
+        while self.last_answered != number:
+            self.last_answered = next(iter(self.asked))
+            self.answered_at = self.asked.pop(self.last_answered)
+        return True
 
     def receive(self, untrusted: bytes) -> list[AnyFrame]:
         """Return the frames that have come after the proof of the other side.
@@ -88,6 +120,8 @@ class Links:
         if isinstance(event, Connected):
             link.established = True
             self._unwritten.add(link.conn)
+        elif isinstance(event, BytesReceived):
+            link.heard_at = now
         elif isinstance(event, Disconnected):
             self._forget(link)
         link.handler(link, event, now)

@@ -258,6 +258,9 @@ class RegistrarPort(Protocol):
     def send(self, conn: int, frame: AnyFrame) -> None:
         """Send a frame."""
 
+    def ping(self, conn: int, now: float) -> None:
+        """Ask a member whether it lives, and call the registrar's ``pong`` if it does."""
+
     def hang_up(self, conn: int) -> None:
         """Close a connection after what is still to be sent."""
 

@@ -52,7 +52,7 @@ from mingle.protocol.phases import (
 )
 from mingle.protocol.roster import NAMED_AGENTS, REMEMBERED_TEXT, History, described, hosts, rank_of, roster, whos
 from mingle.protocol.seating import place, reach_matrix
-from mingle.protocol.seats import Challenge, Challenges, HostSeat, Questions, Seated, Seats, rank_taken
+from mingle.protocol.seats import Challenge, Challenges, HostSeat, Seated, Seats, rank_taken
 from mingle.protocol.states import transition
 from mingle.wire import frames
 
@@ -100,8 +100,7 @@ class Registrar:
         """Whether another session may hold this job: this one takes members, but confirms and commits nothing."""
         self._port = port
         network = NetworkChoice(self.seats, mesh, deadline, partial=admission.takes_latecomers)
-        self._questions = Questions(port)
-        self._confirmation = Confirmation(session, self.seats, port, admission, network, self._questions)
+        self._confirmation = Confirmation(session, self.seats, port, admission, network)
         self._challenges = Challenges(self._refuse)
         self._latecomers = Latecomers(session, self.seats, port, admission, self._refuse, mesh=mesh)
 
@@ -202,8 +201,8 @@ class Registrar:
         assert holder.conn is not None
         # In a running session leases decide which member is lost: no caller must be able to shorten them.
         deadline = float("inf") if isinstance(self.state, Committed) else now + CHALLENGE_SECONDS
-        question = self._questions.ask(holder.conn)
-        self._challenges.add(Challenge(conn, member, applicant, holder.member, deadline, question))
+        self._port.ping(holder.conn, now)
+        self._challenges.add(Challenge(conn, member, applicant, holder.member, deadline, asked_at=now))
 
     def _refusal(self, applicant: frames.Join, now: float) -> frames.Refused | None:
         seats = self.seats
@@ -386,14 +385,21 @@ class Registrar:
         if isinstance(self.state, HandingOver) and self.state.leader == member:
             self._void("the first does not lead", "the first in order can't be reached", now)
 
-    def pong(self, conn: int, frame: frames.Pong, now: float) -> None:
-        """Handle PONG: the member lives, so the process that claims its seat is refused."""
+    def pong(self, conn: int, asked_at: float, now: float, *, proving: bool = False) -> None:
+        """Handle PONG: the member has lived since it was asked, so the process that claims its seat is refused.
+
+        Args:
+            conn: its connection.
+            asked_at: when the PING was sent that it has answered.
+            now: the time.
+            proving: whether it is still trying to reach the store.
+        """
         seat, state = self.seats.at(conn), self.state
         if seat is None:
             return
-        self._challenges.answered(seat, frame.number)
-        self._confirmation.answered(state.epoch, self._proofs(), seat.member, frame.number, now)
-        if frame.proving and isinstance(state, Acknowledging) and self.admission.waits_for_proofs:
+        self._challenges.answered(seat, asked_at)
+        self._confirmation.answered(state.epoch, self._proofs(), seat.member, asked_at, now)
+        if proving and isinstance(state, Acknowledging) and self.admission.waits_for_proofs:
             state.extended[seat.member] = now + self.admission.acknowledge_seconds
 
     def ready(self, conn: int) -> None:
@@ -488,7 +494,7 @@ class Registrar:
             state.ask_at = now + self.admission.acknowledge_seconds / 2
             for member in sorted(state.awaited) if self.admission.waits_for_proofs else ():
                 if (asked := self.seats[member].conn) is not None:
-                    self._questions.ask(asked)
+                    self._port.ping(asked, now)
         elif isinstance(state, HandingOver) and now >= state.ends:
             if state.leader not in self.seats:
                 self.unreached.add(state.leader)

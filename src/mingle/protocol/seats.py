@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec import Struct, field
 
-from mingle.protocol.machine import RegistrarPort
 from mingle.wire import frames
 from mingle.wire.authentication import new_token, same_token
 
@@ -272,31 +271,6 @@ def rank_taken(holder: Seated) -> frames.Refused:
     return frames.Refused(reason="rank taken", detail=detail, who=holder.who)
 
 
-class Questions:
-    """The PINGs by which the registrar asks members whether they live.
-
-    Each has a number, and only its own answer counts: one to an earlier PING can come late, and its process can have
-    been killed since.
-
-    Args:
-        port: what the registrar calls.
-    """
-
-    FIRST = 2**30
-    """The numbers below are those of leases (:mod:`mingle.elastic.leases`)."""
-
-    def __init__(self, port: RegistrarPort) -> None:
-        self._port = port
-        self._asked = 0
-
-    def ask(self, conn: int) -> int:
-        """Send PING to a member; return its number, which the answer repeats."""
-        number = self.FIRST + self._asked % self.FIRST
-        self._asked += 1
-        self._port.send(conn, frames.Ping(number=number))
-        return number
-
-
 class Challenge(Struct, frozen=True):
     """A newcomer that wants a taken seat, while the holder of the seat is asked whether it lives."""
 
@@ -307,8 +281,8 @@ class Challenge(Struct, frozen=True):
     """The holder's member id."""
     deadline: float
     """When a holder that has not answered loses the seat."""
-    question: int
-    """The number of the PING to the holder."""
+    asked_at: float
+    """When the holder was asked."""
 
 
 class Challenges:
@@ -330,9 +304,9 @@ class Challenges:
         """Forget the newcomer on a connection."""
         self._waiting = [each for each in self._waiting if each.conn != conn]
 
-    def answered(self, holder: Seated, question: int) -> None:
-        """Refuse the newcomer for whom a holder was asked: it lives."""
-        self._refuse_all(holder, self._take(lambda each: (each.seat, each.question) == (holder.member, question)))
+    def answered(self, holder: Seated, answered_at: float) -> None:
+        """Refuse the newcomers for whom a holder was asked by the moment of the question that it has answered."""
+        self._refuse_all(holder, self._take(lambda each: each.seat == holder.member and each.asked_at <= answered_at))
 
     def holder_lives(self, holder: Seated) -> None:
         """Refuse all that wait for a seat: its holder lives."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from mingle.elastic.leases import (
     ANSWER_SECONDS,
     BINDING_SECONDS,
     GROWN_SECONDS,
     LEASE_SECONDS,
-    NUMBERS,
     Binding,
     Leases,
 )
-from mingle.wire.frames import Ping
 
 A, B = b"a" * 16, b"b" * 16
 S, T = b"s" * 16, b"t" * 16
@@ -39,60 +35,35 @@ def test_a_lease_begins_with_the_sending_of_what_was_acknowledged() -> None:
 
 def test_an_answer_counts_from_the_sending_of_its_question() -> None:
     leases = acknowledged(0.0)
-    first, second, third = (leases.ask(A, at) for at in (1.0, 2.0, 3.0))
-    leases.answered(A, second)
-    assert (leases.until(A), leases.answered_at(A)) == (2.0 + LEASE_SECONDS, 2.0), "the third has no answer yet"
-    leases.answered(A, first)
-    assert leases.until(A) == 2.0 + LEASE_SECONDS, "an answer that comes late shortens nothing"
-    leases.answered(A, third)
-    assert leases.until(A) == 3.0 + LEASE_SECONDS
-
-
-def test_nothing_else_renews_a_lease() -> None:
-    leases = acknowledged(0.0)
-    number = leases.ask(A, 1.0)
-    leases.answered(A, number + 7)
-    leases.answered(B, number)
-    assert leases.until(A) == LEASE_SECONDS
-    leases.answered(A, number)
-    leases.answered(A, number)
-    assert leases.until(A) == 1.0 + LEASE_SECONDS
+    leases.answered(A, 2.0)
+    assert (leases.until(A), leases.answered_at(A)) == (2.0 + LEASE_SECONDS, 2.0)
+    leases.answered(A, 1.0)
+    assert leases.until(A) == 2.0 + LEASE_SECONDS, "a question of before SEALED shortens nothing"
+    leases.answered(B, 3.0)
+    assert leases.until(B) == NEVER, "it has acknowledged nothing"
 
 
 def test_an_earlier_lease_ends_with_the_next_seal() -> None:
     leases = acknowledged(0.0)
-    number = leases.ask(A, 1.0)
     leases.sealed(A, 2.0)
     assert leases.until(A) == NEVER
-    leases.answered(A, number)
+    leases.answered(A, 1.0)
     assert leases.until(A) == NEVER
     leases.acknowledged(A)
-    leases.answered(A, number)
+    leases.answered(A, 1.0)
     assert leases.until(A) == 2.0 + LEASE_SECONDS
-
-
-def test_the_numbers_of_questions_fit_into_a_ping_for_ever() -> None:
-    leases = acknowledged(0.0)
-    leases._last_number = NUMBERS - 3  # a host asks 1024 nodes so often in 12 days
-    for second in range(1, 6):
-        number = leases.ask(A, second)
-        msgspec.msgpack.decode(msgspec.msgpack.encode(Ping(number=number)), type=Ping)
-        leases.answered(A, number)
-        assert leases.until(A) == second + LEASE_SECONDS
 
 
 def test_forgotten_member_needs_a_new_seal_and_ack() -> None:
     leases = acknowledged(0.0)
-    leases.answered(A, leases.ask(A, 0.5))
-    number = leases.ask(A, 1.0)
+    leases.answered(A, 0.5)
     leases.forget(A)
-    leases.answered(A, number)
+    leases.answered(A, 1.0)
     leases.acknowledged(A)
     assert (leases.until(A), leases.answered_at(A)) == (NEVER, NEVER)
     leases.sealed(A, 3.0)
-    leases.answered(A, leases.ask(A, 4.0))
+    leases.answered(A, 4.0)
     assert leases.until(A) == NEVER, "SEALED has not been acknowledged"
-    assert (leases._asked[A], leases._sealed_at) != ({}, {})
 
 
 def test_a_binding_is_to_one_session_and_ends_by_itself_or_by_its_host() -> None:

@@ -14,7 +14,7 @@ from mingle.protocol.latecomers import ADMITTED_SECONDS
 from mingle.protocol.phases import Committed, Confirming, Open, Sealing
 from mingle.protocol.registrar import CHALLENGE_SECONDS, Registrar
 from mingle.protocol.roster import whos
-from mingle.protocol.seats import HostSeat, Questions
+from mingle.protocol.seats import HostSeat
 from mingle.wire import frames
 from tests.support.registrar_port import RecordingPort
 
@@ -96,7 +96,7 @@ class Registry:
         """Let these members, or all, answer a PING that is sent now."""
         leases = self.quorum.leases
         for each in map(member, letters) if letters else self.registrar.seats:
-            leases.answered(each, leases.ask(each, self.now))
+            leases.answered(each, self.now)
         self.registrar.advance(self.now, held=False)  # as the host does after every event
 
     def open_store(self) -> None:
@@ -305,9 +305,9 @@ def test_a_session_is_kept_until_fewer_leases_than_it_takes_are_valid() -> None:
     conns = registry.go("B", "C")
     registrar = registry.registrar
     assert (registry.quorum.wanted, registry.quorum.kept_until()) == (3, LEASE_SECONDS)
-    registry.quorum.leases.answered(member("B"), registry.quorum.leases.ask(member("B"), 3.0))
+    registry.quorum.leases.answered(member("B"), 3.0)
     assert registry.quorum.kept_until() == LEASE_SECONDS, "the other one's lease is what ends first"
-    registry.quorum.leases.answered(member("C"), registry.quorum.leases.ask(member("C"), 2.0))
+    registry.quorum.leases.answered(member("C"), 2.0)
     assert registry.quorum.kept_until() == 2.0 + LEASE_SECONDS
     assert registry.quorum.counting(2.0 + LEASE_SECONDS) == [member("A"), member("B")]
     registrar.lost(conns["B"], 4.0)
@@ -550,9 +550,10 @@ def test_agent_keeps_its_seat_from_a_caller_that_only_knows_its_id(late: bool) -
     registry.port.take()
     stranger = registry.join(name)
     assert registry.kinds(conn) == [frames.Ping]
+    asked_at = registry.now
     registry.wait(5.0)  # a silent agent is lost by its lease alone
     assert registry.port.take() == []
-    registry.registrar.pong(conn, frames.Pong(number=Questions.FIRST), registry.now)
+    registry.registrar.pong(conn, asked_at, registry.now)
     assert [frame.reason for frame in registry.said()[stranger] if isinstance(frame, frames.Refused)] == ["session"]
     assert ("hang_up", conn) not in registry.last
 
@@ -592,8 +593,8 @@ def test_one_more_than_the_most_is_surplus_if_all_the_others_certainly_live(
     registry.now = -3.0
     conns = registry.go("B", "C")
     leases, registry.now = registry.quorum.leases, 1.0
-    leases.answered(member("B"), leases.ask(member("B"), 1.0))
-    leases.answered(member("C"), leases.ask(member("C"), answered_at))
+    leases.answered(member("B"), 1.0)
+    leases.answered(member("C"), answered_at)
     conn = registry.join("E", who=frames.ProcessInfo(hostname=hostname, pid=1))
     assert refusal(registry, conn).reason == reason
     registry.registrar.lost(conns["B"], 2.0)
@@ -646,9 +647,9 @@ def test_a_node_rank_that_a_living_member_has_is_refused_by_its_name(node: str, 
     holder = registry.join("B", order=CLAIM)
     registry.said()
     newcomer = registry.join("C", node=node, order=CLAIM)
-    assert registry.said() == {holder: [frames.Ping(number=Questions.FIRST)]}
+    assert registry.said() == {holder: [frames.Ping()]}
     if answers:
-        registry.registrar.pong(holder, frames.Pong(number=Questions.FIRST), registry.now)
+        registry.registrar.pong(holder, registry.now, registry.now)
         (refused,) = refusals(registry, newcomer)
         assert isinstance(refused, frames.Refused)
         assert (refused.reason, refused.detail) == ("node rank taken", "node rank 1 is held by another live node")
@@ -685,7 +686,7 @@ def test_two_latecomers_with_one_node_rank_do_not_both_get_a_seat() -> None:
     registry.go("B", "C")
     first = registry.join("D", order=CLAIM)
     second = registry.join("E", order=CLAIM)
-    registry.registrar.pong(first, frames.Pong(number=Questions.FIRST), registry.now)
+    registry.registrar.pong(first, registry.now, registry.now)
     assert refusals(registry, second)
     assert list(registry.registrar.seats.latecomers) == [member("D")]
 

@@ -11,7 +11,7 @@ from mingle.protocol.admission import Admission
 from mingle.protocol.machine import Mesh
 from mingle.protocol.phases import Confirming, NoMesh, Open, Sealing
 from mingle.protocol.registrar import Registrar
-from mingle.protocol.seats import HostSeat, Questions
+from mingle.protocol.seats import HostSeat
 from mingle.wire import frames
 from mingle.wire.frames import Failure, Path, ProcessInfo
 from tests.support.registrar_port import RecordingPort, of, told
@@ -186,7 +186,7 @@ class Hurried(Opened):
 def test_member_that_is_stopped_after_its_question_was_answered_is_dropped() -> None:
     registrar = Hurried()
     registrar.unanswered(member(1), 1, member(2), 5.0)
-    registrar.pong(2, frames.Pong(number=Questions.FIRST), 5.1)
+    registrar.pong(2, 5.0, 5.1)
     registrar.elapse(20.0)
     assert list(registrar.seats) == [HOST, member(2)]
 
@@ -201,7 +201,7 @@ def test_process_that_others_wait_for_in_vain_is_dropped_and_they_are_not() -> N
 def test_process_of_which_only_an_earlier_answer_comes_is_dropped() -> None:
     registrar = Hurried()
     registrar.unanswered(member(1), 1, member(2), 5.0)
-    registrar.pong(2, frames.Pong(number=7), 5.1)
+    registrar.pong(2, 4.9, 5.1)
     registrar.elapse(20.0)
     assert list(registrar.seats) == [HOST, member(1)]
 
@@ -210,7 +210,7 @@ def test_process_that_answers_a_late_question_is_not_dropped() -> None:
     registrar = Hurried()
     registrar.unanswered(member(1), 1, member(2), 12.9)
     registrar.elapse(13.0)
-    registrar.pong(2, frames.Pong(number=Questions.FIRST), 13.1)
+    registrar.pong(2, 12.9, 13.1)
     failed = Failure(member=member(2), how="large packets")
     registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=paths(1), failures=(failed,)), 15.2)
     registrar.elapse(20.0)

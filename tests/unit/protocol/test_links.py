@@ -5,7 +5,7 @@ from __future__ import annotations
 from mingle.protocol.effects import Dial, Hangup, Reset, Write
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
 from mingle.protocol.handshake import Conversation
-from mingle.protocol.links import Link, Links
+from mingle.protocol.links import MAX_NUMBER, Link, Links
 from mingle.wire import frames
 
 
@@ -71,3 +71,42 @@ def test_a_link_hears_of_its_end_once_and_of_nothing_after_it_was_hung_up() -> N
             connections.links.handle(event, 1.0)
     assert connections.happened == [(1, Disconnected(1, "closed"))]
     assert ended.conn not in connections.links
+
+
+def numbers(links: Links) -> list[int]:
+    """Return the numbers of the PINGs that are written."""
+    said = b"".join(effect.data for effect in links.take_effects() if isinstance(effect, Write))
+    reader = frames.FrameReader(frames.MAX_FRAME_BYTES)
+    reader.feed(frames.PREFACE + said)
+    found = []
+    while (frame := reader.next_frame()) is not None:
+        assert isinstance(frame, frames.Ping)
+        found.append(frame.number)
+    return found
+
+
+def test_an_answer_counts_from_the_sending_of_its_own_question() -> None:
+    connections = Connections()
+    link = connections.accepted(1)
+    for at in (1.0, 2.0, 3.0):
+        link.ping(at)
+    first, second, third = numbers(connections.links)
+    assert link.pong(second)
+    assert link.answered_at == 2.0, "the third has no answer yet"
+    assert not link.pong(first), "it comes late"
+    assert not link.pong(third + 1), "nobody has asked that"
+    assert link.answered_at == 2.0
+    assert link.pong(third)
+    assert link.answered_at == 3.0
+
+
+def test_numbers_of_questions_begin_again_and_fit_into_a_ping() -> None:
+    connections = Connections()
+    link = connections.accepted(1)
+    link.last_answered = MAX_NUMBER - 1
+    for at in (1.0, 2.0):
+        link.ping(at)
+    last, first = numbers(connections.links)
+    assert (last, first) == (MAX_NUMBER, 1)
+    assert link.pong(first)
+    assert link.answered_at == 2.0
