@@ -255,13 +255,6 @@ STORIES: dict[str, Story] = {
             ),
             Line(
                 "member",
-                "unanswered",
-                "it has accepted and does not answer; does it run?",
-                frames.Unanswered(session=SESSION, epoch=1, member=HOST),
-            ),
-            Line("host", "runs", "yes", frames.Runs(session=SESSION, epoch=1, member=HOST)),
-            Line(
-                "member",
                 "confirmed",
                 "it was not reached",
                 frames.Confirmed(

@@ -155,6 +155,35 @@ class MeshElectionSchedule(_Meshed, ElectionSchedule):
         """Let calls in everywhere: a machine that takes none is in no mesh, and its job does not form."""
 
 
+def a_mesh_with_stopped_processes(seed: int) -> None:
+    """Stop processes for up to 25 s, each when it is asked to dial or has said whom it reached. No path is broken."""
+    rng = random.Random(seed)
+    gathering = Gathering(seed, size=5, loss=rng.choice((0.0, 0.5)), secret=rng.choice((None, b"secret")), mesh="on")
+    MeshInvariants(gathering.world)
+    for _ in range(rng.choice((1, 1, 2))):
+        stop_in_proof(gathering.world, rng)
+    gathering.everybody([rng.uniform(0, 1) for _ in range(5)])
+    gathering.run()
+    gathering.expect_formed()
+
+
+def stop_in_proof(world: World, rng: random.Random) -> None:
+    """Stop the process to which one of the next CONFIRMs goes, or from which one of the next CONFIRMEDs comes."""
+    asked = rng.random() < 0.7
+    marked, left, seconds = mark("confirm" if asked else "confirmed"), rng.randint(1, 8), rng.uniform(1.0, 25.0)
+
+    def watch(sender: Process, receiver: Endpoint, data: bytes) -> None:
+        nonlocal left
+        left -= marked in data
+        process = receiver if asked else sender
+        if left == 0 and isinstance(process, Process):
+            world.before_write.remove(watch)
+            world.after(0.0, process.stop)
+            world.after(seconds, process.cont)
+
+    world.before_write.append(watch)
+
+
 class AgentMeshInvariants(MeshInvariants):
     """The same of sessions of agents. A latecomer dials the members, and they do not dial it."""
 

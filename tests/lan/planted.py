@@ -17,6 +17,7 @@ from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS, Binding, Hold, Leases
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Nodes, Policy, Quorum
+from mingle.protocol import mesh_proof
 from mingle.protocol.election import Attendance, Elector
 from mingle.protocol.events import Event, Heard, TimerDue
 from mingle.protocol.host import Host
@@ -33,6 +34,7 @@ from mingle.wire import frames
 from mingle.wire.datagrams import Offer, Seek
 from tests.lan.agents import AgentProcess
 from tests.lan.impostors import a_job_with_impostors, agents_with_impostors
+from tests.lan.meshes import a_mesh_with_stopped_processes
 from tests.lan.planting import Act, Level, Mistake, Rule, Run, Search, always, look_for, nothing
 from tests.lan.seeds import KINDS
 
@@ -40,6 +42,7 @@ FAMILIES: dict[str, Run] = {
     **{name: (lambda seed, kind=kind: kind(seed).run()) for name, kind in KINDS.items()},
     "impostors": functools.partial(a_job_with_impostors, given=True),
     "impostors of agents": agents_with_impostors,
+    "mesh with stopped processes": a_mesh_with_stopped_processes,
 }
 """The families of schedules, by name."""
 
@@ -559,6 +562,13 @@ MESH = [
             Rule(Proof, "asked_of", nothing_if_it_has_proved_before),
         ),
         "have not met in both directions",
+    ),
+    Mistake(
+        "take_a_stopped_process_for_a_broken_path",
+        "mesh with stopped processes",
+        (Rule(mesh_proof, "shows_a_broken_path", always(True)),),
+        "can't all open TCP connections",
+        36,
     ),
     Mistake(
         "found_with_a_broken_mesh",

@@ -19,7 +19,7 @@ from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
 from tests.lan.gathering import Gathering, failure_of, outcome_of
-from tests.lan.meshes import Faults, MeshElectionSchedule, MeshInvariants, MeshSchedule
+from tests.lan.meshes import Faults, MeshElectionSchedule, MeshInvariants, MeshSchedule, a_mesh_with_stopped_processes
 from tests.lan.network import Barrier
 from tests.lan.planting import Act, Rule, Seam, always, expect_found
 from tests.lan.process import Mute
@@ -186,17 +186,11 @@ def test_job_of_more_than_256_nodes_dials_a_sample() -> None:
     assert "its mesh of 300 nodes is sampled: each node has reached 32 others" in notice
 
 
-@pytest.mark.parametrize("seed", range(7))
-@pytest.mark.parametrize("secret", [None, b"secret"])
-def test_lost_datagrams_and_a_stopped_process_cause_no_alarm(seed: int, secret: bytes | None) -> None:
-    gathering = Meshed(seed, size=6, loss=0.5, secret=secret)
-    victim = gathering.processes_to_be[seed % 6]
-    host = gathering.processes_to_be[0]
-    gathering.world.when(
-        lambda: host.core is not None and host.phase is Confirming,
-        lambda: (victim.stop(), gathering.world.after(3.0 + seed % 7, victim.cont)),  # type: ignore[arg-type, func-returns-value]
-    )
-    gathering.expect_mesh()
+@pytest.mark.soak
+@pytest.mark.parametrize("seeds", batches(20, 160, soak=2_500, size=20))
+def test_lost_datagrams_and_stopped_processes_cause_no_alarm(seeds: range) -> None:
+    for seed in seeds:
+        a_mesh_with_stopped_processes(seed)
 
 
 # --- planted mistakes -------------------------------------------------------------------------------------------------

@@ -35,9 +35,6 @@ class RecordingPort:
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         self.calls.append(("prove_mesh", epoch, proof))
 
-    def target_runs(self, member: bytes, now: float) -> None:
-        self.calls.append(("target_runs", member))
-
     def no_mesh(self, proof: Proof) -> None:
         self.calls.append(("no_mesh", proof))
 

@@ -1,19 +1,16 @@
 """The question that a host asks all members before it seals: are you still there, and do you reach each other? Pure.
 
 CONFIRM goes to every member, with the targets of its node if a mesh is proved, and CONFIRMED comes back
-(:class:`~mingle.protocol.phases.Confirming`). The registrar decides what follows. A member whose target has accepted a
-connection and stays silent asks the host whether the process there runs (UNANSWERED), so that a stopped process is
-told from a broken path.
+(:class:`~mingle.protocol.phases.Confirming`). The registrar decides what follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from mingle.protocol import mesh_report
 from mingle.protocol.admission import Admission
 from mingle.protocol.machine import RegistrarPort
-from mingle.protocol.mesh import RUNS_SECONDS
 from mingle.protocol.mesh_proof import Proof, apart_from
 from mingle.protocol.mesh_report import LeftOut
 from mingle.protocol.network_choice import Choice, NetworkChoice
@@ -21,8 +18,6 @@ from mingle.protocol.phases import Confirming
 from mingle.protocol.seats import Seated, Seats
 from mingle.wire import frames
 
-ASKED_SECONDS = RUNS_SECONDS + 1.0
-"""How much longer the members have to confirm if one of them waits for a process that may be stopped."""
 CONFIRM_AGAIN_SECONDS = 0.5
 """How long the host waits before it looks again, or asks members again that share no address of it."""
 
@@ -51,8 +46,6 @@ class Confirmation:
         self._port = port
         self._admission = admission
         self._network = network
-        self._asked: dict[bytes, float] = {}
-        """When each target was asked last that did not answer a member."""
 
     def restart(self) -> None:
         """Forget what was proved: the members may be others now."""
@@ -81,12 +74,24 @@ class Confirmation:
         if proof is not None:
             self._port.prove_mesh(state.epoch, proof, now)
 
-    def confirmed(self, state: Confirming, seat: Seated, frame: frames.Confirmed) -> None:
-        """Take note of the answer of a member."""
-        seat.paths = frame.paths
-        if state.proof is not None:
-            state.proof.add(seat.member, frame.failures, frame.blocked)
+    def confirmed(
+        self,
+        state: Confirming,
+        seat: Seated,
+        failures: Iterable[frames.Failure],
+        blocked: frames.Blocked | None,
+    ) -> None:
+        """Take note that a member, or the host, has confirmed.
+
+        Args:
+            state: of the session.
+            seat: of the member.
+            failures: the targets that it could not reach.
+            blocked: what it has found out about its machine.
+        """
         state.awaited.discard(seat.member)
+        if state.proof is not None:
+            state.proof.add(seat.member, failures, blocked, unconfirmed=state.awaited)
 
     def choose(self, state: Confirming, now: float) -> Choice:
         """Return the network that the session takes, or why it takes none yet, once all have confirmed."""
@@ -105,59 +110,3 @@ class Confirmation:
             if self._admission.enough(count - 1 - len(without_host)):
                 return None
         return found
-
-    # --- members that do not answer --------------------------------------------------------------------------------
-
-    def late(self, state: Confirming, now: float) -> list[Seated]:
-        """Return the members that are to be dropped, since they have not confirmed in time.
-
-        A member that only waits for a stopped process stays. If none is dropped, the question goes on for a moment.
-        """
-        proof, late = state.proof, set(state.awaited)
-        if proof is not None and proof.asked and not state.extended:
-            # The answer can be on its way, and one that hears that the process runs goes on waiting for a moment.
-            state.extended, state.ends = True, now + ASKED_SECONDS
-            return []
-        if proof is not None and (silent := proof.silent()):
-            late = (late - proof.wait_for_others()) | silent
-        dropped = [seat for seat in self._seats.others() if seat.member in late]
-        if not dropped:
-            state.ends = now + CONFIRM_AGAIN_SECONDS  # this host itself still dials
-        return dropped
-
-    def unanswered(self, epoch: int, proofs: Sequence[Proof], member: bytes, target: bytes, now: float) -> None:
-        """Handle UNANSWERED: ask whether the process of a target runs.
-
-        Args:
-            epoch: in which that was asked.
-            proofs: those that are under way.
-            member: that waits for the target.
-            target: the member that has accepted a connection and does not answer.
-            now: the current time.
-        """
-        asking = [proof for proof in proofs if proof.ask(member, target)]
-        if not asking:
-            return
-        holder = self._seats.find(target)
-        if holder is None or holder.conn is None or target in self._seats.latecomers:
-            self.runs(epoch, proofs, target, now)  # nobody waits for another latecomer: that is no member yet
-        else:
-            self._port.ping(holder.conn, now)
-            self._asked[target] = now
-
-    def answered(self, epoch: int, proofs: Sequence[Proof], target: bytes, asked_at: float, now: float) -> None:
-        """Handle PONG of a target: if it answers the last question, its process runs."""
-        if self._asked.get(target, float("inf")) <= asked_at:
-            del self._asked[target]
-            self.runs(epoch, proofs, target, now)
-
-    def runs(self, epoch: int, proofs: Sequence[Proof], target: bytes, now: float) -> None:
-        """Tell the members that have asked about a process that it runs."""
-        for proof in proofs:
-            for member in proof.runs(target):
-                seat = self._seats.find(member)
-                if member == self._seats.host.member:
-                    self._port.target_runs(target, now)
-                elif seat is not None and seat.conn is not None:
-                    runs = frames.Runs(session=self._session, epoch=epoch, member=target)
-                    self._port.send(seat.conn, runs)

@@ -10,7 +10,6 @@ over TCP (:class:`~mingle.protocol.conflicts.ConflictingHosts`). What the host s
 
 from __future__ import annotations
 
-import functools
 from typing import TypeAlias
 
 import msgspec
@@ -362,8 +361,6 @@ class Host:
         elif isinstance(frame, frames.Greet):
             if caller.hello.purpose == "mesh":
                 self._callers.answer(conn, "greeting", None, lambda: [greeting(self.identity.member)])
-        elif isinstance(frame, frames.Unanswered):
-            self.registrar.unanswered(caller.hello.member, frame.epoch, frame.member, now)
         elif isinstance(frame, frames.Ready):
             self.registrar.ready(conn)
         elif isinstance(frame, frames.Leave):
@@ -420,13 +417,8 @@ class Host:
             targets=proof.targets(member),
             suspects=proof.suspects.get(member, ()),
             seconds=proof.seconds,
-            ask=functools.partial(self.registrar.unanswered, member, epoch),
             now=now,
         )
-
-    def target_runs(self, member: bytes, now: float) -> None:
-        """Take note that the process of a target of this host runs."""
-        self._proving.runs(member, now)
 
     def no_mesh(self, proof: Proof) -> None:
         """Fail, with the same error on all ranks."""

@@ -57,10 +57,6 @@ class Latecomers:
         self._doubtful: dict[bytes, frozenset[bytes]] = {}
         """Those of them that were no members when it was asked."""
 
-    def proofs(self) -> list[Proof]:
-        """Return the proofs of the mesh that are under way."""
-        return list(self._proofs.values())
-
     def _lacks_members(self, seat: Seated) -> bool:
         """Return whether there is a member that has not dialed the latecomer's node, nor the latecomer its node."""
         nobody = set[bytes]()

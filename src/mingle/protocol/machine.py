@@ -273,9 +273,6 @@ class RegistrarPort(Protocol):
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         """Open connections to the host's own targets, and call the registrar's ``proved``."""
 
-    def target_runs(self, member: bytes, now: float) -> None:
-        """Take note that this target, about which the host has asked, runs."""
-
     def no_mesh(self, proof: Proof) -> None:
         """Fail: nodes can't reach each other on any network that all share."""
 

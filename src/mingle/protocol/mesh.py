@@ -6,15 +6,14 @@ process at the other end answers (:mod:`mingle.protocol.callers`).
 
 A connection counts when both sides have proved the session, with the handshake of every control connection, and have
 greeted each other. GREET is longer than a packet, because a path that drops large packets carries a handshake. A
-process that is stopped is no broken path: its kernel accepts connections, and the prover waits for its answer without a
-limit. So an answer that stays away is a failure only once the host, which asks each such process on its own connection,
-has said that it runs. One connection shows nothing of that: where many packets are lost, TCP can pause on it for
-seconds. So the target is dialed anew meanwhile, and has failed only if these connections stay unanswered, too.
+target that accepts and does not answer has failed only if further connections stay unanswered, too: where many packets
+are lost, TCP can pause on one connection for seconds. Its process can also be stopped, which only the host can tell
+from a broken path (:func:`mingle.protocol.mesh_proof.shows_a_broken_path`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Struct, field
 
@@ -38,8 +37,6 @@ REFUSED_SECONDS = 1.0
 """How long a target is dialed that refuses, or answers as another program does: its listener can be late."""
 ANSWER_SECONDS = 3.0
 """The time for each answer on a connection. TCP repeats a packet that was lost within a fraction of it."""
-RUNS_SECONDS = 2.0
-"""The time for the greeting after the host has said that the process runs."""
 LATE_SECONDS = 0.5
 """A timer that is later than this was kept back with the process, which has not dialed meanwhile."""
 REMEMBERED_SECONDS = 60.0
@@ -102,12 +99,12 @@ class _Pursuit(Struct, eq=False):
     how: Unreached = "no answer"
     """How it failed last."""
     detail: str = ""
-    ask_at: float | None = None
-    """When to ask whether its process runs, if a connection goes on unanswered; None: that was asked."""
-    runs_at: float | None = None
-    """When the host has said that it does."""
+    answer_by: float = float("inf")
+    """By when it must answer on a connection."""
+    repeated: bool = False
+    """Whether further connections were opened because the first one went unanswered."""
     due: float = float("inf")
-    """When there is something to do for it; infinity: its process can be stopped."""
+    """When there is something to do for it."""
 
     @property
     def connected(self) -> bool:
@@ -140,7 +137,6 @@ class Prover:
         interface: the interface of the network, which is the scope of link-local addresses.
         seconds: how long to dial a target that does not answer.
         context: has and numbers connections, and remembers those that were reached.
-        ask: asks the host whether the process of a target runs; the answer comes by :meth:`runs`.
         inspect: what is to be found out about this machine meanwhile; None: nothing.
         now: the time.
     """
@@ -153,7 +149,6 @@ class Prover:
         interface: str,
         seconds: float,
         context: Context,
-        ask: Callable[[bytes, float], None],
         inspect: Inspect | None = None,
         now: float,
     ) -> None:
@@ -169,9 +164,9 @@ class Prover:
         self._call = call
         self._interface = interface
         self._seconds = seconds
+        self._answer_seconds = min(ANSWER_SECONDS, seconds)
         self._context = context
         self._links = context.links
-        self._ask = ask
         self._waiting = [each for each in targets if not self.was_reached(each, now)]
         self._pursuits: dict[bytes, _Pursuit] = {}
         self._fill(now)
@@ -207,24 +202,12 @@ class Prover:
         if event.number == self._inspection:
             self._inspection, self.blocked = 0, event.blocked
 
-    def runs(self, member: bytes, now: float) -> None:
-        """Take note that the process of a target runs, which was asked: it has a moment left to answer."""
-        pursuit = self._pursuits.get(member)
-        if pursuit is not None and pursuit.connected and pursuit.ask_at is None and pursuit.runs_at is None:
-            pursuit.runs_at = now
-            pursuit.due = self._due(pursuit)
-            if len(pursuit.attempts) < DIALS_AT_ONCE:
-                self._dial(pursuit, now)
-
     def _connected(self, pursuit: _Pursuit, attempt: _Attempt, now: float) -> None:
         # Later ones are to show whether it is chance that the first one is not answered.
         if not any(each.established for each in pursuit.attempts if each is not attempt):
-            self._await_answer(pursuit, now)
+            pursuit.answer_by = now + self._answer_seconds
             for other in [each for each in pursuit.attempts if not each.established]:
                 self._hang_up(other)
-
-    def _await_answer(self, pursuit: _Pursuit, now: float) -> None:
-        pursuit.ask_at, pursuit.runs_at = now + min(ANSWER_SECONDS, self._seconds), None
 
     def _received(self, pursuit: _Pursuit, attempt: _Attempt, untrusted: bytes, now: float) -> None:
         conversation = attempt.conversation
@@ -238,7 +221,7 @@ class Prover:
         if conversation.welcome is not None and not was_proved:
             attempt.send(greeting(self._call.member))
             if is_progress:
-                self._await_answer(pursuit, now)
+                pursuit.answer_by = now + self._answer_seconds
         for frame in received:
             if isinstance(frame, frames.Greet):
                 if self.accepts(pursuit.target, frame):
@@ -325,16 +308,14 @@ class Prover:
 
     @staticmethod
     def _due(pursuit: _Pursuit) -> float:
-        """Return when there is something to do for a target; infinity: only when something happens."""
-        if not pursuit.connected:
-            times = [pursuit.next_dial, pursuit.ends]
-            return min(times if pursuit.refused_until is None else [*times, pursuit.refused_until])
-        if pursuit.runs_at is not None:
-            return pursuit.runs_at + RUNS_SECONDS
-        return float("inf") if pursuit.ask_at is None else pursuit.ask_at
+        """Return when there is something to do for a target."""
+        if pursuit.connected:
+            return pursuit.answer_by
+        times = [pursuit.next_dial, pursuit.ends]
+        return min(times if pursuit.refused_until is None else [*times, pursuit.refused_until])
 
     def handle_timer(self, now: float) -> None:
-        """Dial again, ask about processes that do not answer, and give up what has taken too long."""
+        """Dial again, and give up what has taken too long."""
         due = self.next_timer()
         if due is not None and now - due > LATE_SECONDS:
             self._postpone(now - due)
@@ -351,8 +332,7 @@ class Prover:
             pursuit.ends += seconds
             if pursuit.refused_until is not None:
                 pursuit.refused_until += seconds
-            if pursuit.runs_at is not None:
-                pursuit.runs_at += seconds
+            pursuit.answer_by += seconds
             pursuit.due = self._due(pursuit)
 
     def _look_after(self, pursuit: _Pursuit, now: float) -> None:
@@ -364,13 +344,12 @@ class Prover:
                 self._failed(pursuit)
             elif now >= pursuit.next_dial:
                 self._dial(pursuit, now)
-        elif pursuit.runs_at is not None:
+        elif pursuit.repeated:
             pursuit.how, pursuit.detail = pursuit.unanswered
             self._failed(pursuit)
         else:
-            pursuit.ask_at = None
-            self._ask(pursuit.target.member, now)
-            if len(pursuit.attempts) < DIALS_AT_ONCE:
+            pursuit.repeated, pursuit.answer_by = True, now + self._answer_seconds
+            while len(pursuit.attempts) < DIALS_AT_ONCE:
                 self._dial(pursuit, now)
         pursuit.due = self._due(pursuit)
 

@@ -1,13 +1,13 @@
 """The proof of a mesh: who dials whom, and what the host hears of it until every node has confirmed. Pure.
 
 The host picks one process of each node and gives each its targets (:func:`mingle.protocol.mesh.targets_of`). What they
-could not reach comes with CONFIRMED; a target that accepts connections and does not answer is asked by the host itself.
+could not reach comes with CONFIRMED, and shows a broken path unless the process there can be stopped.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct, field, structs
@@ -69,8 +69,8 @@ class Proof(Struct):
     """The members that are to find out what is wrong with their machines, each with nodes that may be blocked."""
     blocked: dict[int, Blocked] = field(default_factory=dict)
     """What they have found out."""
-    asked: dict[Pair, bool] = field(default_factory=dict)
-    """The connections that go on unanswered, and whether it is known that the process at the other end runs."""
+    unanswered: dict[Pair, Failure] = field(default_factory=dict)
+    """What shows no broken path, since the process at the other end can be stopped: it is to be dialed once more."""
     stands_for: Mapping[bytes, frozenset[bytes]] = field(default_factory=dict)
     """Of a newcomer's targets: the processes on the node of each."""
 
@@ -130,19 +130,38 @@ class Proof(Struct):
             suspects=self.suspects.get(member, ()),
         )
 
-    def add(self, member: bytes, failures: Iterable[Failure], blocked: Blocked | None = None) -> None:
-        """Take note of what a member could not reach, and of what it has found out about its machine."""
+    def add(
+        self,
+        member: bytes,
+        failures: Iterable[Failure],
+        blocked: Blocked | None = None,
+        *,
+        unconfirmed: Container[bytes] = (),
+    ) -> None:
+        """Take note of what a member could not reach, and of what it has found out about its machine.
+
+        Args:
+            member: that has dialed.
+            failures: the targets that it could not reach.
+            blocked: what it has found out about its machine.
+            unconfirmed: the members that have not confirmed yet.
+        """
         numbers = self._numbers
         number = numbers.get(member)
         for failure in failures:
             target = numbers.get(failure.member)
-            if number is not None and target is not None and number != target:
-                self.failures[number, target] = failure
+            if number is None or target is None or number == target:
+                continue
+            if not shows_a_broken_path(failure, confirmed=failure.member not in unconfirmed):
+                self.unanswered[number, target] = failure
+                continue
+            self.failures[number, target] = failure
+            # Both have confirmed now, so neither is stopped.
+            if (back := self.unanswered.pop((target, number), None)) is not None:
+                self.failures[target, number] = back
         asked = {target.address for target in self.suspects.get(member, ())}
         if number is not None and blocked is not None and blocked.address in asked:
             self.blocked[number] = blocked
-        if number is not None:
-            self.asked = {pair: runs for pair, runs in self.asked.items() if pair[0] != number}
 
     def compare(self, before: Mapping[Pair, Failure]) -> None:
         """Take note of how connections failed in an earlier try: silence of one kind and then another is loss."""
@@ -155,32 +174,15 @@ class Proof(Struct):
         """Return the processes whose nodes a newcomer has not reached."""
         return frozenset().union(*(self.stands_for.get(each.member, ()) for each in failures))
 
-    # --- processes that do not answer ------------------------------------------------------------------------------
 
-    def ask(self, member: bytes, target: bytes) -> bool:
-        """Take note that a member gets no answer from a target; return whether the target is to be asked now."""
-        numbers = self._numbers
-        one, other = numbers.get(member), numbers.get(target)
-        if one is None or other is None or other not in self.targets_of_node(one):
-            return False
-        under_way = any(number == other and not runs for (_, number), runs in self.asked.items())
-        self.asked[one, other] = False
-        return not under_way
+def shows_a_broken_path(failure: Failure, *, confirmed: bool) -> bool:
+    """Return whether a failure shows that no path leads to its target.
 
-    def runs(self, target: bytes) -> list[bytes]:
-        """Take note that a target runs; return the members that have asked."""
-        other = self._numbers.get(target)
-        asking = [pair for pair, runs in self.asked.items() if pair[1] == other and not runs]
-        self.asked.update(dict.fromkeys(asking, True))
-        return [self.nodes[one].member for one, _ in asking]
-
-    def silent(self) -> set[bytes]:
-        """Return the members of whose processes it is not known that they run, though others wait for them."""
-        return {self.nodes[other].member for (_, other), runs in self.asked.items() if not runs}
-
-    def wait_for_others(self) -> set[bytes]:
-        """Return the members that have not confirmed because a target does not answer them."""
-        return {self.nodes[one].member for one, _ in self.asked}
+    A process that is stopped is no broken path: its kernel accepts connections, on which nothing answers. Such a target
+    runs if it has confirmed, and else is dialed once more when it has.
+    """
+    accepted = failure.how in ("silent", "large packets") or failure.detail == LOSSY
+    return confirmed or not accepted
 
 
 def begin(network: str, host: HostSeat, seats: Iterable[Seated], *, seconds: float, last: bool) -> Proof:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -170,7 +170,8 @@ class _Text:
 
     def _reaches(self, one: int, other: int) -> bool:
         """Return whether a node has dialed another one and reached it, whatever of that was said already."""
-        return (one, other) not in self.pairs and other in self.proof.targets_of_node(one)
+        failed = (one, other) in self.pairs or (one, other) in self.proof.unanswered
+        return not failed and other in self.proof.targets_of_node(one)
 
     def _single(self, rest: dict[Pair, Failure]) -> list[str]:
         found = []
@@ -409,19 +410,14 @@ def without(proof: Proof, member: bytes, dialed_by: Mapping[int, set[int]] | Non
     return LeftOut(proof.nodes[number], "; ".join(map(_cut, text.lines())), *text.cause())
 
 
-def unanswered(proof: Proof) -> str:
-    """Say which processes do not answer on a connection that they, or other programs, have accepted."""
-    stopped = sorted({other for (_, other), runs in proof.asked.items() if not runs})
+def unanswered(proof: Proof, awaited: Container[bytes]) -> str:
+    """Say which of the processes that have not confirmed do not answer on a connection that they have accepted."""
+    stopped = [proof.nodes[number] for number in sorted({other for _, other in proof.unanswered})]
     lines = [
-        f"{proof.nodes[other].name}, pid {proof.nodes[other].who.pid}, accepts connections and does not answer: "
+        f"{node.name}, pid {node.who.pid}, accepts connections and does not answer: "
         "it is stopped or hangs, or most packets to it are lost"
-        for other in stopped
-    ]
-    lines += [
-        f"{proof.nodes[other].name} runs, but what accepts connections of {proof.nodes[one].name} at its TCP port "
-        f"{proof.nodes[other].port} does not answer: another program, or packets are dropped or lost once it is open"
-        for (one, other), runs in sorted(proof.asked.items())
-        if runs
+        for node in stopped
+        if node.member in awaited
     ]
     more = [f"{len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
     return "; ".join([*lines[:_NAMED], *more])[:MAX_TEXT_CHARACTERS]

@@ -3,8 +3,8 @@
 The host chooses from the paths that the members have proved to its addresses, before CONFIRM, and lets the nodes dial
 each other there (:mod:`mingle.protocol.mesh`). The confirmations bring newer paths and what could not be reached, and
 so either settle the choice or ask for another proof. Paths and failures can change with each epoch, so all that counts
-here is bounded: each network is proved once, one of them once more at the end, and :data:`MOST_MOVES` limits how often
-newer paths can move the session.
+here is bounded: each network is proved once, one of them once more at the end, :data:`MOST_MOVES` limits how often
+newer paths can move the session, and :data:`MOST_REPEATS` how often processes that were stopped can repeat a proof.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ LEAST_SECONDS = 0.5
 """The least time for a target that does not answer, if the deadline is near."""
 MOST_MOVES = 3
 """How often the mesh is proved on another network because the members have found more paths meanwhile."""
+MOST_REPEATS = 5
+"""How often a proof is repeated because a process that did not answer has confirmed since."""
 
 # --- what comes out of the confirmations -----------------------------------------------------------------------------
 
@@ -77,6 +79,8 @@ class NetworkChoice:
         """The networks on which the mesh does not hold."""
         self._moves = 0
         """How often newer paths have moved the session to another network."""
+        self._repeats = 0
+        """How often a proof was repeated."""
 
     def next_proof(self, now: float) -> Proof | None:
         """Return what is to be proved next; None: nothing."""
@@ -111,6 +115,11 @@ class NetworkChoice:
         if proof is None:
             # Without a next proof there is one node, or no other one takes part.
             return Chosen(common) if self.next_proof(now) is None else AnotherProof()
+        if proof.unanswered and not proof.failures:
+            self._repeats += 1
+            if self._repeats <= MOST_REPEATS:
+                return AnotherProof()
+            proof.failures.update(proof.unanswered)
         if proof.failures:
             if proof.last:
                 return self._give_up(proof, common)

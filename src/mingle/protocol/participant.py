@@ -147,8 +147,6 @@ class Participant:
         match frame:
             case frames.Confirm() if frame.epoch >= self.epoch and not isinstance(state, Decided):
                 self._asked_to_confirm(frame, now)
-            case frames.Runs() if frame.epoch == state.epoch:
-                self._proving.runs(frame.member, now)
             case frames.Sealed() if isinstance(state, AwaitingSeal) and frame.epoch == state.epoch:
                 self._change("SEALED", ProvingStore(frame))
                 self._prove_store(frame)
@@ -183,10 +181,6 @@ class Participant:
         if path is None and confirm.network is not None and session.race is not None and session.race.pending:
             return
         self.state = TryingPaths(state.epoch)
-
-        def ask(target: bytes, _now: float) -> None:
-            session.send(frames.Unanswered(session=session.name, epoch=confirm.epoch, member=target))
-
         self._proving.begin(
             session.name,
             confirm.epoch,
@@ -194,7 +188,6 @@ class Participant:
             targets=confirm.targets,
             suspects=confirm.suspects,
             seconds=confirm.seconds,
-            ask=ask,
             now=now,
         )
 

@@ -43,8 +43,6 @@ class Confirming(Unsealed):
     """By when they must."""
     again: bool
     """Whether they are asked for the second time, since they shared no address of the host."""
-    extended: bool = False
-    """Whether `ends` was put off, since a member had asked whether the process of its target runs."""
     proof: Proof | None = None
     """What is known of the mesh on the network that was chosen beforehand; None: no mesh is proved."""
 
@@ -152,7 +150,7 @@ TRANSITIONS: Transitions = {
         "no network is common to all": Apart,
         "again no network is common to all": NoCommonNetwork,
         HELD: Open,
-        "the mesh is to be proved on another network": Confirming,
+        "the mesh is to be proved again": Confirming,
         "the mesh holds on no network": NoMesh,
         "nodes that reach not all others are left out": Open,
         **_VOIDED,

@@ -53,7 +53,6 @@ class Proving:
         targets: Sequence[Target],
         suspects: tuple[Target, ...],
         seconds: float,
-        ask: Callable[[bytes, float], None],
         now: float,
     ) -> None:
         """Open connections to the targets, in place of those of an earlier epoch.
@@ -65,7 +64,6 @@ class Proving:
             targets: where to dial, the first first.
             suspects: nodes that could not reach this one, so that it has to look at itself.
             seconds: how long to dial a target that does not answer.
-            ask: asks whether the process of a target runs; the answer comes by :meth:`runs`.
             now: the time.
         """
         self.stop()
@@ -80,7 +78,6 @@ class Proving:
             interface="" if path is None else path.interface,
             seconds=seconds,
             context=self._context,
-            ask=ask,
             inspect=inspect,
             now=now,
         )
@@ -110,11 +107,6 @@ class Proving:
         """Take note of what was found out about this machine."""
         if self._prover is not None:
             self._prover.inspected(event)
-
-    def runs(self, member: bytes, now: float) -> None:
-        """Take note that the process of a target runs, which was asked."""
-        if self._prover is not None:
-            self._prover.runs(member, now)
 
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`."""

@@ -111,8 +111,6 @@ class Registrar:
         state, seats = self.state, self.seats
         awaited = state.awaited if isinstance(state, (Confirming, Acknowledging)) else set()
         proof = state.proof if isinstance(state, Confirming) else None
-        if proof is not None:
-            awaited = awaited - proof.wait_for_others()
         unconfirmed = (rank_of(seats[member], state.places) for member in awaited)
         agents = whos(seats, state.places)[:NAMED_AGENTS] if self.admission.takes_latecomers else []
         return frames.Status(
@@ -127,7 +125,7 @@ class Registrar:
             present=tuple(str(who)[:REMEMBERED_TEXT] for who in agents),
             lacks=self.admission.lacks(),
             hosts="" if seats.is_full else hosts(seats),
-            unanswered="" if proof is None else mesh_report.unanswered(proof),
+            unanswered="" if proof is None else mesh_report.unanswered(proof, awaited),
             seated=b"".join(each[: frames.SEATED_ID_BYTES] for each in seats)
             if len(seats) <= frames.MAX_SEATED
             else b"",
@@ -148,7 +146,7 @@ class Registrar:
         awaited = frozenset(state.awaited) if isinstance(state, (Confirming, Acknowledging)) else frozenset()
         gone = tuple(history.departures), tuple(history.refusals), frozenset(self.seats.departed_ranks)
         proof = state.proof if isinstance(state, Confirming) else None
-        unanswered = () if proof is None else tuple(proof.asked.items())
+        unanswered = () if proof is None else tuple(proof.unanswered)
         return (*self.version(), awaited, *gone, self.admission.lacks(), unanswered)
 
     def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
@@ -286,9 +284,6 @@ class Registrar:
                 del self.state.places[seat.member]
             else:
                 self._void("a member is lost", f"{seat.who} is gone: {reason}", now)
-        self._confirmation.runs(
-            self.state.epoch, self._proofs(), seat.member, now
-        )  # what was dialed in vain is no process of this job any more: it can fail
         # Only after the VOID: a newcomer never enters an epoch that it has not confirmed.
         for challenge in self._challenges.take(seat.member):
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
@@ -323,7 +318,8 @@ class Registrar:
         if latecomer is not None and isinstance(state, Committed):
             self._latecomers.confirmed(latecomer, conn, state, frame, now)
         elif seat is not None and isinstance(state, Confirming):
-            self._confirmation.confirmed(state, seat, frame)
+            seat.paths = frame.paths
+            self._confirmation.confirmed(state, seat, frame.failures, frame.blocked)
             self._advance(now)
 
     def counts(self, epoch: int) -> bool:
@@ -334,22 +330,10 @@ class Registrar:
         self, epoch: int, failures: Sequence[frames.Failure], now: float, blocked: frames.Blocked | None = None
     ) -> None:
         """Handle the end of the host's own part in the proof of the mesh."""
-        state, own = self.state, self.seats.host.member
-        if isinstance(state, Confirming) and self.counts(epoch) and state.proof is not None:
-            state.proof.add(own, failures, blocked)
-            state.awaited.discard(own)
+        state = self.state
+        if isinstance(state, Confirming) and self.counts(epoch):
+            self._confirmation.confirmed(state, self.seats[self.seats.host.member], failures, blocked)
             self._advance(now)
-
-    def unanswered(self, member: bytes, epoch: int, target: bytes, now: float) -> None:
-        """Handle UNANSWERED of a member, or of the host: ask whether the process of its target runs."""
-        if self.counts(epoch):
-            self._confirmation.unanswered(epoch, self._proofs(), member, target, now)
-
-    def _proofs(self) -> list[Proof]:
-        """Return the proofs that are under way: that of all members, or those of latecomers."""
-        if isinstance(self.state, Confirming):
-            return [] if self.state.proof is None else [self.state.proof]
-        return self._latecomers.proofs()
 
     def acknowledged(self, conn: int, now: float) -> None:
         """Handle ACK: a member has reached the store.
@@ -398,7 +382,6 @@ class Registrar:
         if seat is None:
             return
         self._challenges.answered(seat, asked_at)
-        self._confirmation.answered(state.epoch, self._proofs(), seat.member, asked_at, now)
         if proving and isinstance(state, Acknowledging) and self.admission.waits_for_proofs:
             state.extended[seat.member] = now + self.admission.acknowledge_seconds
 
@@ -506,7 +489,8 @@ class Registrar:
 
     def _drop_late(self, state: Confirming, now: float) -> None:
         """Drop the members that have not confirmed in time."""
-        for seat in self._confirmation.late(state, now):
+        state.ends = now + CONFIRM_AGAIN_SECONDS  # for this host itself, if it alone still dials
+        for seat in [each for each in self.seats.others() if each.member in state.awaited]:
             assert seat.conn is not None
             self._drop(seat.conn, "it did not confirm in time", now)
 
@@ -589,8 +573,7 @@ class Registrar:
             case NothingShared():
                 self._keep_apart(state, now)
             case AnotherProof():
-                event = "the mesh is to be proved on another network"
-                self._ask_to_confirm(event, now, again=state.again)
+                self._ask_to_confirm("the mesh is to be proved again", now, again=state.again)
             case MeshBroken(proof=proof) if self.admission.takes_latecomers:
                 self._leave_out(state, proof, now)
             case MeshBroken(proof=proof):

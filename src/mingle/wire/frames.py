@@ -379,22 +379,6 @@ class Greet(Frame, frozen=True, kw_only=True, tag="greet", omit_defaults=True):
     padding: Annotated[bytes, Meta(max_length=PADDING_BYTES)] = b""
 
 
-class Unanswered(Frame, frozen=True, kw_only=True, tag="unanswered", omit_defaults=True):
-    """Member to host: this target has accepted my connection and does not answer on it; does its process run?"""
-
-    session: Identifier
-    epoch: Epoch
-    member: Identifier
-
-
-class Runs(Frame, frozen=True, kw_only=True, tag="runs", omit_defaults=True):
-    """Host to member: the process of that target runs, since it has answered a PING sent after your question."""
-
-    session: Identifier
-    epoch: Epoch
-    member: Identifier
-
-
 class Sealed(Frame, frozen=True, kw_only=True, tag="sealed", omit_defaults=True):
     """Host to member: the job is complete; this is your place in it, and this is the store."""
 
@@ -618,8 +602,7 @@ class RoundHeld(Frame, frozen=True, kw_only=True, tag="round-held", omit_default
 
 _Handshake: TypeAlias = Hello | Welcome | Prove
 _Joining: TypeAlias = Join | Joined | Refused | Running | Members
-_Proving: TypeAlias = Greet | Unanswered | Runs
-_Forming: TypeAlias = Confirm | _Proving | Confirmed | Sealed | Ack | Go | Void
+_Forming: TypeAlias = Confirm | Greet | Confirmed | Sealed | Ack | Go | Void
 _Competing: TypeAlias = Lead | HostSeen | Unreachable
 _Ending: TypeAlias = Ready | Leave | Closed
 _Asking: TypeAlias = Ask | Status | Roster | Ping | Pong | Round | RoundHeld

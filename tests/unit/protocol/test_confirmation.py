@@ -9,6 +9,7 @@ import pytest
 from mingle.protocol import mesh, mesh_report
 from mingle.protocol.admission import Admission
 from mingle.protocol.machine import Mesh
+from mingle.protocol.network_choice import MOST_REPEATS
 from mingle.protocol.phases import Confirming, NoMesh, Open, Sealing
 from mingle.protocol.registrar import Registrar
 from mingle.protocol.seats import HostSeat
@@ -165,53 +166,108 @@ def test_new_members_begin_with_the_first_network_again() -> None:
     assert registrar.asked() == [(FIRST, mesh.NETWORK_SECONDS)]
 
 
+# --- processes that can be stopped ------------------------------------------------------------------------------------
+
+
+class Silent(Opened):
+    """One whose members confirm one after another, on one network, and call targets silent."""
+
+    def __init__(self, mode: Mesh = "on") -> None:
+        super().__init__(mode, networks=(1,))
+
+    def say(self, number: int, *silent: int, how: frames.Unreached = "silent", detail: str = "") -> None:
+        """Have a node confirm that it reaches all others but these."""
+        failed = tuple(Failure(member=member(each), how=how, detail=detail) for each in silent)
+        if number == 0:
+            self.proved(self.state.epoch, failed, 2.0)
+            return
+        frame = frames.Confirmed(session=SESSION, epoch=self.state.epoch, paths=paths(number, (1,)), failures=failed)
+        self.confirmed(number, frame, 2.0)
+
+    @property
+    def failed(self) -> list[tuple[int, int]]:
+        """The pairs of the error with which the session has ended."""
+        ((_, proof),) = of(self.port.calls, "no_mesh")
+        return list(proof.failures)
+
+
+LOST = ("no answer", mesh.LOSSY)
+
+
+@pytest.mark.parametrize(("how", "detail"), [("silent", ""), ("large packets", ""), LOST])
+def test_process_that_is_silent_until_it_confirms_is_dialed_once_more(how: frames.Unreached, detail: str) -> None:
+    registrar = Silent()
+    registrar.say(0, 2, how=how, detail=detail)
+    registrar.say(1, 2, how=how, detail=detail)
+    assert registrar.status().unconfirmed == (2,)
+    assert registrar.status().unanswered.startswith("rank 2 on host h2 (10.1.0.3 on eth1), pid 2, accepts connections")
+    registrar.say(2)
+    assert registrar.asked() == [(FIRST, mesh.NETWORK_SECONDS)] * 2
+    assert registrar.status().unanswered == ""
+    for number in (0, 1, 2):
+        registrar.say(number)
+    assert isinstance(registrar.state, Sealing)
+
+
+def test_host_that_is_silent_until_its_own_part_is_over_is_dialed_once_more() -> None:
+    registrar = Silent()
+    registrar.say(1, 0)
+    registrar.say(2)
+    registrar.say(0)
+    assert registrar.asked() == [(FIRST, mesh.NETWORK_SECONDS)] * 2
+
+
+def test_process_that_is_silent_though_it_has_confirmed_can_not_be_reached() -> None:
+    registrar = Silent()
+    for _ in range(2):
+        registrar.say(2)
+        registrar.say(0)
+        registrar.say(1, 2)
+    assert registrar.failed == [(1, 2)]
+
+
+def test_two_nodes_that_call_each_other_silent_have_both_failed() -> None:
+    registrar = Silent()
+    for _ in range(2):
+        registrar.say(0)
+        registrar.say(1, 2)
+        registrar.say(2, 1)
+    assert sorted(registrar.failed) == [(1, 2), (2, 1)]
+
+
+def test_process_that_was_stopped_is_not_named_beside_a_broken_path() -> None:
+    """Whether the path to it is broken is not known, nor that it works."""
+    registrar = Silent()
+    for _ in range(2):
+        registrar.say(0, 2)
+        registrar.say(1, 0, how="no answer")
+        registrar.say(2)
+    ((_, proof),) = of(registrar.port.calls, "no_mesh")
+    assert list(proof.failures) == [(1, 0)]
+    assert list(proof.unanswered) == [(0, 2)]
+
+
+def test_process_that_always_confirms_last_and_never_answers_has_failed_in_the_end() -> None:
+    registrar = Silent("warn")
+    epochs = 0
+    while isinstance(registrar.state, Confirming):
+        epochs += 1
+        for number in (0, 1):
+            registrar.say(number, 2)
+        registrar.say(2)
+    assert epochs == MOST_REPEATS + 2
+    ((_, text),) = of(registrar.port.calls, "notice")
+    assert "no other node reaches rank 2 on host h2" in text
+
+
 # --- members that do not confirm in time ------------------------------------------------------------------------------
 
 
-class Hurried(Opened):
-    """One whose members have to confirm within 12 s; only member 1 has not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        assert isinstance(self.state, Confirming)
-        self.state.ends = 13.0
-        self.confirmed(2, frames.Confirmed(session=SESSION, epoch=1, paths=paths(2)), 2.0)
-        self.proved(1, (), 2.0)
-
-    def elapse(self, until: float) -> None:
-        while (due := self.next_timer()) is not None and due <= until:
-            self.handle_timer(due)
-
-
-def test_member_that_is_stopped_after_its_question_was_answered_is_dropped() -> None:
-    registrar = Hurried()
-    registrar.unanswered(member(1), 1, member(2), 5.0)
-    registrar.pong(2, 5.0, 5.1)
-    registrar.elapse(20.0)
-    assert list(registrar.seats) == [HOST, member(2)]
-
-
-def test_process_that_others_wait_for_in_vain_is_dropped_and_they_are_not() -> None:
-    registrar = Hurried()
-    registrar.unanswered(member(1), 1, member(2), 5.0)
-    registrar.elapse(20.0)
+def test_members_that_have_not_confirmed_in_time_are_dropped_whoever_has_dialed_them_in_vain() -> None:
+    registrar = Silent()
+    assert isinstance(registrar.state, Confirming)
+    registrar.state.ends = 13.0
+    registrar.say(0, 2)
+    registrar.say(1, 2)
+    registrar.handle_timer(13.0)
     assert list(registrar.seats) == [HOST, member(1)]
-
-
-def test_process_of_which_only_an_earlier_answer_comes_is_dropped() -> None:
-    registrar = Hurried()
-    registrar.unanswered(member(1), 1, member(2), 5.0)
-    registrar.pong(2, 4.9, 5.1)
-    registrar.elapse(20.0)
-    assert list(registrar.seats) == [HOST, member(1)]
-
-
-def test_process_that_answers_a_late_question_is_not_dropped() -> None:
-    registrar = Hurried()
-    registrar.unanswered(member(1), 1, member(2), 12.9)
-    registrar.elapse(13.0)
-    registrar.pong(2, 12.9, 13.1)
-    failed = Failure(member=member(2), how="large packets")
-    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=paths(1), failures=(failed,)), 15.2)
-    registrar.elapse(20.0)
-    assert list(registrar.seats) == [HOST, member(1), member(2)]

@@ -97,8 +97,6 @@ class Lan:
         self.links = self.context.links
         self._key = key
         self._seconds = seconds
-        self.asked: list[Listener] = []
-        """The targets of which it was asked whether they run, until that was answered."""
         self.prover = self.prove()
 
     def prove(self, inspect: Inspect | None = None) -> Prover:
@@ -111,7 +109,6 @@ class Lan:
             interface="eth0",
             seconds=self._seconds,
             context=self.context,
-            ask=lambda target, _now: self.asked.append(self.at(int.from_bytes(target, "big"))),
             inspect=inspect,
             now=self.now,
         )
@@ -136,11 +133,6 @@ class Lan:
                     self._written(conn, data)
                 case Hangup(conn):
                     self.open.pop(conn, None)  # the other side can have hung up
-        for listener in [each for each in self.asked if not each.stopped]:
-            self.asked.remove(listener)
-            self.prover.runs(listener.member, self.now)
-        if self.links.effects:
-            self.settle()
 
     def _tell(self, event: Connected | BytesReceived | Disconnected) -> None:
         if isinstance(event, Disconnected):
@@ -337,57 +329,28 @@ def test_lack_of_descriptors_of_its_own_is_named() -> None:
     assert lan.failures == {1: "no descriptor"}
 
 
-@pytest.mark.parametrize("seconds", [3.0, 60.0, 3600.0])
-def test_stopped_target_is_waited_for_and_dialed_once_more(seconds: float) -> None:
+@pytest.mark.parametrize(("fault", "how"), [("stopped", "silent"), ("mute", "silent"), ("small", "large packets")])
+def test_target_that_accepts_and_does_not_answer_fails_if_two_further_connections_go_the_same_way(
+    fault: str, how: str
+) -> None:
     lan = Lan(3)
-    lan.at(2).stopped = True
-    lan.run(seconds)
+    setattr(lan.at(2), fault, True)
+    lan.run(2 * mesh.ANSWER_SECONDS - 0.1)
     assert not lan.prover.done
-    assert [address for _, address in lan.dials[3:]] == ["10.0.0.2"]
-    lan.cont(2)
-    assert lan.prover.done
-    assert not lan.failures
+    assert [address for _, address in lan.dials[3:]] == ["10.0.0.2"] * 2
+    lan.run(0.2)
+    assert lan.failures == {2: how}
+    assert not lan.open
 
 
-def test_target_that_is_stopped_before_its_greeting_is_waited_for() -> None:
+@pytest.mark.parametrize("seconds", [1.0, 5.9])
+def test_target_that_was_stopped_and_goes_on_is_reached_on_a_connection_of_that_time(seconds: float) -> None:
     lan = Lan(1)
-    listener = lan.at(1)
-    handle = listener.links.handle
-
-    def stop_at_greeting(event: BytesReceived, now: float) -> None:
-        if len(event.untrusted) > mesh.PADDING_BYTES:
-            listener.stopped = True
-            listener.waiting.insert(0, (event.conn, event.untrusted))
-        else:
-            handle(event, now)
-
-    listener.links.handle = stop_at_greeting  # type: ignore[assignment, method-assign]
-    lan.run(30.0)
-    assert not lan.prover.done
-    listener.links.handle = handle  # type: ignore[method-assign]
+    lan.at(1).stopped = True
+    lan.run(seconds)
     lan.cont(1)
     assert lan.prover.done
     assert not lan.failures
-
-
-def test_path_that_drops_large_packets_is_named_once_the_process_is_known_to_run() -> None:
-    lan = Lan(3)
-    lan.at(2).small = True
-    lan.run(mesh.ANSWER_SECONDS + mesh.RUNS_SECONDS - 0.1)
-    assert not lan.prover.done
-    lan.run(0.2)
-    assert lan.failures == {2: "large packets"}
-    assert not lan.open
-
-
-def test_program_that_accepts_and_says_nothing_is_named_once_the_process_is_known_to_run() -> None:
-    lan = Lan(3)
-    lan.at(2).mute = True
-    lan.run(mesh.ANSWER_SECONDS + mesh.RUNS_SECONDS - 0.1)
-    assert not lan.prover.done
-    lan.run(0.2)
-    assert lan.failures == {2: "silent"}
-    assert not lan.open
 
 
 @pytest.mark.parametrize("fault", ["mute", "small"])
@@ -406,38 +369,10 @@ def test_connections_that_fail_in_different_ways_show_loss_and_no_cause() -> Non
     lan.at(1).mute = True
     lan.run(mesh.ANSWER_SECONDS - 0.1)
     lan.at(1).mute, lan.at(1).small = False, True
-    lan.run(2 * (mesh.ANSWER_SECONDS + mesh.RUNS_SECONDS))
+    lan.run(4 * mesh.ANSWER_SECONDS)
     assert lan.prover.done
     (failure,) = lan.prover.failures
     assert (failure.how, failure.detail) == ("no answer", mesh.LOSSY)
-
-
-def test_answer_that_the_process_runs_counts_for_the_connections_of_its_time() -> None:
-    """It can be stopped while the next connection is made."""
-    lan = Lan(1)
-    lan.at(1).mute = True
-    lan.run(mesh.ANSWER_SECONDS + 0.1)
-    lan.at(1).mute, lan.at(1).stopped = False, True
-    for conn in list(lan.open):
-        lan._tell(Disconnected(conn, "timed out"))
-    lan.run(60.0)
-    assert not lan.prover.done
-    lan.cont(1)
-    assert lan.prover.done
-    assert not lan.failures
-
-
-def test_word_that_a_process_runs_that_was_not_asked_for_means_nothing() -> None:
-    """It belongs to an earlier question, or the host is a stranger's."""
-    lan = Lan(1)
-    lan.at(1).stopped = True
-    lan.run(0.1)
-    lan.prover.runs(member(1), lan.now)
-    lan.run(mesh.ANSWER_SECONDS - 0.2)
-    assert lan.failures == {}
-    lan.cont(1)
-    assert lan.prover.done
-    assert lan.failures == {}
 
 
 def test_pause_of_the_prover_is_no_failure_of_its_targets() -> None:
@@ -455,15 +390,15 @@ def test_pause_of_the_prover_is_no_failure_of_its_targets() -> None:
     assert not lan.failures
 
 
-def test_pause_of_the_prover_leaves_a_process_that_runs_its_moment_to_answer() -> None:
+def test_pause_of_the_prover_leaves_a_target_its_time_to_answer() -> None:
     lan = Lan(2)
     lan.at(1).mute = lan.at(2).silent = True  # the second one is dialed all the time
     lan.run(mesh.ANSWER_SECONDS + 0.1)
     lan.now += 60.0
     lan.prover.handle_timer(lan.now)
     assert lan.failures == {}
-    lan.run(mesh.RUNS_SECONDS)
-    assert lan.failures == {1: "silent"}
+    lan.run(mesh.ANSWER_SECONDS)
+    assert lan.failures[1] == "silent"
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -522,7 +457,6 @@ def test_target_that_is_gone_with_its_address_is_dialed_again() -> None:
         interface="",
         seconds=6,
         context=lan.context,
-        ask=lambda _target, _now: None,
         now=lan.now,
     )
     assert not again.done

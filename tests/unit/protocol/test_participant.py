@@ -7,8 +7,8 @@ from msgspec import structs
 
 from mingle.protocol.connection_race import FAILURE_SECONDS
 from mingle.protocol.effects import Dial, Hangup, ProveStore
-from mingle.protocol.events import Connected, Disconnected
-from mingle.protocol.mesh import ANSWER_SECONDS, REFUSED_SECONDS, RUNS_SECONDS
+from mingle.protocol.events import Disconnected
+from mingle.protocol.mesh import REFUSED_SECONDS
 from mingle.protocol.participant import (
     STORE_RETRY_SECONDS,
     AwaitingConfirm,
@@ -200,21 +200,6 @@ def test_targets_are_dialed_again_when_that_is_due() -> None:
     assert due is not None
     member.part.handle_timer(due)
     assert member.dialed() == [TARGET.address]
-
-
-@pytest.mark.parametrize(("epoch", "counts"), [(1, True), (2, False)])
-def test_word_that_a_target_runs_counts_in_its_epoch(epoch: int, counts: bool) -> None:
-    member = Member()
-    member.hear(asks(1, TARGET))
-    member.proved.links.handle(Connected(member.dial().conn, "10.0.0.2", "eth0"), 1.0)
-    member.part.handle_timer(1.0 + ANSWER_SECONDS)
-    member.hear(frames.Runs(session=SESSION, epoch=epoch, member=TARGET.member), now=5.0)
-    assert member.part.next_timer() == (5.0 + RUNS_SECONDS if counts else None)
-
-
-def test_word_that_a_process_runs_means_nothing_to_a_member_without_targets() -> None:
-    member = Member()
-    assert member.hear(asks(), frames.Runs(session=SESSION, epoch=1, member=TARGET.member)) is TryingPaths
 
 
 # --- paths that failed ------------------------------------------------------------------------------------------------

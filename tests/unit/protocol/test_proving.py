@@ -28,9 +28,7 @@ class Node:
         self.proving = Proving(IDENTITY, context, port=lambda: 5000)
 
     def begin(self, epoch: int = 1, *, path: Path | None = PATH, suspects: tuple[Target, ...] = ()) -> None:
-        self.proving.begin(
-            SESSION, epoch, path, targets=[TARGET], suspects=suspects, seconds=6.0, ask=lambda *_: None, now=0.0
-        )
+        self.proving.begin(SESSION, epoch, path, targets=[TARGET], suspects=suspects, seconds=6.0, now=0.0)
 
     def take(self, kind: type[Effect]) -> list[Effect]:
         found = [each for each in self.effects if isinstance(each, kind)]
@@ -109,7 +107,6 @@ def test_node_without_a_path_on_the_network_can_not_look_at_itself() -> None:
 def test_events_without_a_proof_mean_nothing() -> None:
     node = Node()
     node.proving.inspected(Inspected(1, BLOCKED))
-    node.proving.runs(TARGET.member, 0.0)
     node.proving.handle_timer(0.0)
     assert node.proving.next_timer() is None
     assert not node.effects
