@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from mingle.cli import local, main
-from mingle.config import settings
+from mingle.cli import main
 from mingle.network import interfaces
 from mingle.network.interfaces import Interface
 
@@ -151,15 +150,6 @@ def test_the_sections_of_env_hold_the_results_and_the_variables_behind_them() ->
     assert value["torch", "MASTER_ADDR"] == "10.0.0.5"
     # Every result is in the table, as in JSON.
     assert {row[1] for row in rows if row[1].islower()} == set(answer("env", **place)["resolved"])
-
-
-def test_every_variable_has_the_section_where_a_reader_looks_for_it() -> None:
-    assert local._VARIABLES.keys() == {*settings.VARIABLES, *local._STANDARD}
-    network = {name for name, (section, _) in local._VARIABLES.items() if section == "Network"}
-    assert network == {
-        f"MINGLE_{name}"
-        for name in ("INTERFACE", "PORT", "PEERS", "SECRET", "SECRET_FILE", "TTL", "FAMILY", "ADVERTISE")
-    }
 
 
 @pytest.mark.parametrize(
