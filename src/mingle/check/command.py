@@ -20,7 +20,7 @@ from mingle import detached, records
 from mingle.check.verdicts import SLOW_FACTOR, reference
 from mingle.cli import output
 from mingle.cli.options import FAILED, Shared, setting_option, shared_options
-from mingle.cli.output import Lines, Table
+from mingle.cli.output import Table
 from mingle.errors import ConfigurationError, MingleError, counted, refused
 from mingle.text import printable
 from mingle_commands import ended_by_ctrl_c
@@ -363,13 +363,13 @@ def sizes(report: Report) -> Table:
     return Table(("COLLECTIVE", "DEVICE", "BYTES", "TIME us", "ALGBW MB/s", "BUSBW MB/s"), rows)
 
 
-def pair_lines(report: Report) -> Lines:
+def pair_lines(report: Report) -> Table:
     """Return what a pipe gets: a row for each directed pair."""
     rows = []
     for each in report["pairs"]:
         one, other = (report["places"][each[end]]["name"] for end in ("from", "to"))
         rows.append(("pair", one, other, "-" if each["rtt"] is None else f"{each['rtt'] * 1e6:.0f}", _rate(each)))
-    return Lines(("LINK", "FROM", "TO", "RTT us", "MB/s"), rows)
+    return Table(("LINK", "FROM", "TO", "RTT us", "MB/s"), rows)
 
 
 def matrix(report: Report) -> Table:

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from mingle.cli import output
 from mingle.cli.options import Shared, fail, shared_options
-from mingle.cli.output import Lines, Table
+from mingle.cli.output import Table
 from mingle.config import placement, settings, values
 from mingle.config.settings import Network
 from mingle.config.values import Peer
@@ -258,7 +258,7 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
     if shared.json:
         output.answer_json("ping", fields)
     else:
-        output.show(ping_table(peers, wide=shared.wide), Lines(("EVENT", *PING_COLUMNS), rows))
+        output.show(ping_table(peers, wide=shared.wide), Table(("EVENT", *PING_COLUMNS), rows))
         output.show(findings_table(findings), finding_lines(findings), header=shared.header)
     if not peers:
         cause, fix = why_unheard(findings)
@@ -301,9 +301,9 @@ def finding_record(finding: Finding) -> dict[str, str | None]:
     }
 
 
-def finding_lines(findings: Iterable[Finding]) -> Lines:
+def finding_lines(findings: Iterable[Finding]) -> Table:
     """Return the lines for a pipe; only a finding with a fix has the last cell."""
-    return Lines(
+    return Table(
         FINDING_COLUMNS,
         [
             (each.status.name, each.name, each.observation, *([each.fix_in_one_line] if each.remedy else []))

@@ -13,7 +13,7 @@ import click
 
 from mingle.cli import output
 from mingle.cli.options import Shared, fail, shared_options
-from mingle.cli.output import Lines, Table
+from mingle.cli.output import Table
 from mingle.config import settings
 from mingle.errors import MingleError, counted
 from mingle.observe.finder import (
@@ -54,7 +54,7 @@ def list_(shared: Shared, fail_if_empty: bool) -> None:
     finder, facts = list_jobs(shared.network(LIST_SECONDS))
     jobs = records(finder.sessions, finder.seekers.values())
     _log_facts(shared, facts)
-    shared.answer({"jobs": jobs}, jobs_table(jobs, wide=shared.wide), Lines(COLUMNS, map(row, jobs)))
+    shared.answer({"jobs": jobs}, jobs_table(jobs, wide=shared.wide), Table(COLUMNS, [*map(row, jobs)]))
     for version in reports.versions(facts):
         output.say(f"a host speaks {version} of the protocol: an incompatible mingle, whose jobs are not listed")
     if not jobs:

@@ -15,7 +15,7 @@ import click
 
 from mingle._version import __version__
 from mingle.cli import output
-from mingle.cli.output import Lines, Table
+from mingle.cli.output import Table
 from mingle.errors import ConfigurationError, MingleError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Shared:
         """Return the monotonic time at which --timeout ends a command that otherwise does not end; None: never."""
         return None if self.timeout is None else time.monotonic() + self.timeout
 
-    def answer(self, fields: Mapping[str, Any], table: Table, lines: Lines | None = None) -> None:
+    def answer(self, fields: Mapping[str, Any], table: Table, lines: Table | None = None) -> None:
         """Print an answer: as JSON if wanted, else the table, which a pipe gets as its rows or as these lines."""
         if self.json:
             output.answer_json(click.get_current_context().info_name or "", fields)

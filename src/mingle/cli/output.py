@@ -12,8 +12,9 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 import click
 
@@ -158,13 +159,14 @@ def console() -> Console:
     return Console(highlight=False)
 
 
+@dataclass(frozen=True)
 class Table:
     """Rows that a pipe gets as lines and a terminal as a table whose cells stay whole, but for the prose column.
 
     On a terminal that is too narrow for the table, the groups get a table each, without their common first cell; where
     that is still too wide, each row becomes a block with one line for each column.
 
-    Args:
+    Attributes:
         columns: the headings.
         rows: the cells.
         prose: the heading of the column that may be folded, between words; empty for none.
@@ -174,24 +176,13 @@ class Table:
         below: lines that a terminal shows below the table as they are: a folded command can't be pasted.
     """
 
-    def __init__(
-        self,
-        columns: Sequence[str],
-        rows: Iterable[Row],
-        *,
-        prose: str = "",
-        wide: bool = False,
-        groups: Sequence[int] = (),
-        styles: Mapping[str, Callable[[str], str]] | None = None,
-        below: Sequence[str] = (),
-    ) -> None:
-        self.rows = list(rows)
-        self.columns = columns
-        self.below = below
-        self._prose = prose
-        self._wide = wide
-        self._groups = groups
-        self._styles = styles or {}
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    prose: str = ""
+    wide: bool = False
+    groups: Sequence[int] = ()
+    styles: Mapping[str, Callable[[str], str]] = field(default_factory=dict)
+    below: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the table; rich calls this method."""
@@ -202,20 +193,18 @@ class Table:
         kept = [
             index
             for index in range(len(self.columns))
-            if self._wide or not texts or any(row[index].plain not in _EMPTY for row in texts)
+            if self.wide or not texts or any(row[index].plain not in _EMPTY for row in texts)
         ]
         columns = [_encodable(self.columns[index], sys.stdout) for index in kept]
         texts = [[row[index] for index in kept] for row in texts]
         table = self._table(columns, texts)
         if Measurement.get(console, options.update_width(_UNLIMITED_WIDTH), table).minimum <= options.max_width:
             yield table
-        elif self._groups:
-            remaining = iter(self.rows)
-            for count in self._groups:
-                rows = list(itertools.islice(remaining, count))
+        elif self.groups:
+            for end, count in zip(itertools.accumulate(self.groups), self.groups, strict=True):
+                rows = self.rows[end - count : end]
                 yield Text("\n").append(self._text("", rows[0][0]))
-                narrower = [row[1:] for row in rows]
-                yield Table(self.columns[1:], narrower, prose=self._prose, wide=self._wide, styles=self._styles)
+                yield replace(self, columns=self.columns[1:], rows=[row[1:] for row in rows], groups=())
         else:
             yield self._blocks(columns, texts)
 
@@ -223,7 +212,7 @@ class Table:
         """Return a cell as text, so that brackets in a job id do not count as markup."""
         from rich.text import Text
 
-        style = self._styles.get(column)
+        style = self.styles.get(column)
         lines = [cell] if isinstance(cell, str) else cell or ("-",)
         shown = [(_encodable(printable(each), sys.stdout), style(each) if style else "") for each in lines]
         return Text("\n").join(Text(text, style=each) for text, each in shown)
@@ -234,13 +223,13 @@ class Table:
 
         drawn = Drawing(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
         for index, column in enumerate(columns):
-            prose = column == self._prose
+            prose = column == self.prose
             lines = [line for row in rows for line in row[index].split("\n")]
             widest = max([len(column), *(line.cell_len for line in lines)])
             drawn.add_column(column, no_wrap=not prose, min_width=min(_PROSE_WIDTH, widest) if prose else widest)
-        ends = [*itertools.accumulate(self._groups)]
+        ends = [*itertools.accumulate(self.groups)]
         for number, row in enumerate(rows):
-            continues = bool(self._groups) and number not in (0, *ends)
+            continues = bool(self.groups) and number not in (0, *ends)
             drawn.add_row("" if continues else row[0], *row[1:], end_section=number + 1 in ends)
         return drawn
 
@@ -256,24 +245,17 @@ class Table:
             if number:
                 drawn.add_row("", "")
             for column, cell in zip(columns, row, strict=True):
-                if self._wide or cell.plain not in _EMPTY:
+                if self.wide or cell.plain not in _EMPTY:
                     drawn.add_row(Text(column), cell)
         return drawn
 
 
-class Lines(NamedTuple):
-    """What a pipe gets, if it differs from the rows of the table."""
-
-    columns: Sequence[str]
-    rows: Iterable[Row]
-
-
-def show(table: Table, lines: Lines | None = None, *, header: bool = False) -> None:
+def show(table: Table, lines: Table | None = None, *, header: bool = False) -> None:
     """Print an answer: a table on a terminal, else its rows, or these lines.
 
     Args:
         table: the table.
-        lines: what a pipe gets instead of the table's rows.
+        lines: what a pipe gets instead of it.
         header: whether a pipe gets the names of the columns first.
     """
     if is_terminal():
@@ -282,10 +264,8 @@ def show(table: Table, lines: Lines | None = None, *, header: bool = False) -> N
         for each in table.below:
             answer(each)
         return
-    columns, rows = lines or Lines(table.columns, table.rows)
-    if header:
-        line(columns)
-    for row in rows:
+    lines = lines or table
+    for row in (*([lines.columns] if header else []), *lines.rows):
         line(row)
 
 

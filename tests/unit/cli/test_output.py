@@ -50,7 +50,7 @@ def test_rows_in_a_pipe_are_lines_with_tabs(capsys: pytest.CaptureFixture[str]) 
 def test_with_a_header_the_names_of_the_columns_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     table = output.Table(("A", "B"), [("1", "2")])
     output.show(table, header=True)
-    output.show(table, output.Lines(("C",), [("3",)]), header=True)
+    output.show(table, output.Table(("C",), [("3",)]), header=True)
     assert capsys.readouterr().out == "A\tB\n1\t2\nC\n3\n"
 
 
