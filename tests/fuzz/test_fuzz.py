@@ -106,7 +106,7 @@ def test_a_planted_bug_of_a_decoder_is_found(plant: Any, target: str, monkeypatc
 
 
 def test_a_planted_bug_of_a_machine_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pong(_: Registrar, conn: int, _number: int, _now: float) -> None:
+    def pong(_: Registrar, conn: int, *_args: object, **_more: object) -> None:
         raise KeyError(conn)  # nobody was asked: no honest peer says it
 
     monkeypatch.setattr(Registrar, "pong", pong)

@@ -22,11 +22,11 @@ from mingle.protocol.election import Attendance, Elector
 from mingle.protocol.events import Event, Heard, TimerDue
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Identity
-from mingle.protocol.mesh import Prover
 from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.network_choice import NetworkChoice
 from mingle.protocol.pacing import Seeker
 from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, State
+from mingle.protocol.prover import Prover
 from mingle.protocol.registrar import Registrar
 from mingle.protocol.seats import Seated
 from mingle.protocol.sessions import KnownSession

@@ -11,10 +11,11 @@ import pytest
 from msgspec import structs
 
 from mingle.errors import ConnectivityError
-from mingle.protocol import mesh
+from mingle.protocol import mesh_proof
 from mingle.protocol.handshake import HandshakeFailed, MemberConversation
-from mingle.protocol.mesh import Prover
 from mingle.protocol.phases import Confirming
+from mingle.protocol.prover import Prover
+from mingle.protocol.prover import greeting as genuine_greeting
 from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
@@ -173,7 +174,7 @@ def test_healthy_job_forms_at_once(size: int, electing: bool) -> None:
 
 @pytest.mark.slow
 def test_job_of_more_than_256_nodes_dials_a_sample() -> None:
-    gathering = Gathering(1, size=mesh.FULL_MESH + 44, mesh="on")
+    gathering = Gathering(1, size=mesh_proof.FULL_MESH + 44, mesh="on")
     dialed = []
     gathering.world.before_write.append(
         lambda sender, _, data: dialed.append(sender) if b"purpose\xa4mesh" in data else None
@@ -181,7 +182,7 @@ def test_job_of_more_than_256_nodes_dials_a_sample() -> None:
     gathering.everybody()
     gathering.run()
     gathering.expect_formed(within=3.0)
-    assert len(dialed) == mesh.SAMPLE * gathering.size
+    assert len(dialed) == mesh_proof.SAMPLE * gathering.size
     (notice,) = gathering.processes[0].notices
     assert "its mesh of 300 nodes is sampled: each node has reached 32 others" in notice
 
@@ -270,7 +271,7 @@ def any_answer(genuine: Any, conversation: MemberConversation, untrusted: bytes)
     try:
         answer: Sequence[frames.AnyFrame] = genuine(conversation, untrusted)
     except (Rejected, HandshakeFailed):
-        greeting = mesh.greeting(b"")
+        greeting = genuine_greeting(b"")
         conversation.welcome = greeting  # type: ignore[assignment]
         return [greeting]
     return answer

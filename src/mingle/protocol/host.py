@@ -48,13 +48,12 @@ from mingle.protocol.events import (
 )
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
-from mingle.protocol.mesh import greeting
 from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.mesh_report import LeftOut
 from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note_name
 from mingle.protocol.pacing import HostAnnouncements
 from mingle.protocol.phases import Committed, Sealing
-from mingle.protocol.proving import Proving
+from mingle.protocol.prover import Prover, greeting
 from mingle.protocol.registrar import Registrar
 from mingle.protocol.seating import contiguous
 from mingle.protocol.seats import EXPLICIT, Seats
@@ -148,7 +147,7 @@ class Host:
             diagnostics=self.diagnostics,
             effects=self._effects,
         )
-        self._proving = Proving(identity, context, port=lambda: self.endpoints.port)
+        self._prover = Prover(identity, context, port=lambda: self.endpoints.port)
         self.registrar = Registrar(
             session, self._description.seat(), self, self._admission(), mesh=context.mesh, deadline=self.state.deadline
         )
@@ -205,7 +204,7 @@ class Host:
         """Return the time of the next `TimerDue`."""
         if self.closed:
             return None
-        times = [each.next_timer() for each in (self.registrar, self._sightings, self._callers, self._proving)]
+        times = [each.next_timer() for each in (self.registrar, self._sightings, self._callers, self._prover)]
         times.append(self._announcements.next_timer(forming=isinstance(self.state, Forming)))
         if isinstance(self.state, Forming):
             times += [self.state.deadline, self.conflicts.verdict_timer()]
@@ -270,7 +269,7 @@ class Host:
                 self.links.handle(event, now)
                 self._after_connection(now)
             case Inspected():
-                self._proving.inspected(event)
+                self._prover.inspected(event)
                 self._advance(now)
             case StoreOpened(epoch, port, token):
                 self.registrar.store_opened(epoch, port, token, now)
@@ -381,7 +380,7 @@ class Host:
     def _advance(self, now: float) -> None:
         """Have the registrar take the steps that an event has made due, and tell it what the mesh has shown."""
         self.registrar.advance(now, held=self.conflicts.any_alive)
-        while (result := self._proving.take_result()) is not None:
+        while (result := self._prover.take_result()) is not None:
             self.registrar.proved(result.epoch, result.failures, now, result.blocked)
 
     # --- what the registrar calls ----------------------------------------------------------------------------------
@@ -410,7 +409,7 @@ class Host:
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         """Open connections to the targets of this host."""
         member = self.identity.member
-        self._proving.begin(
+        self._prover.begin(
             self.session,
             epoch,
             self._description.path(proof.network),
@@ -438,7 +437,7 @@ class Host:
 
     def reopened(self, reason: str, now: float) -> None:
         """Announce that the session takes members again."""
-        self._proving.stop()
+        self._prover.stop()
         self._announcements.reopened(now)
         self._readdress(now)
         self._effects.append(Notice(reports.reopened(self.identity, reason)))
@@ -509,7 +508,7 @@ class Host:
         if self.closed:
             return
         self._callers.handle_timer(now)
-        self._proving.handle_timer(now)
+        self._prover.handle_timer(now)
         self.registrar.handle_timer(now)
         self._sightings.handle_timer(now)
         self._announcements.handle_timer(now, forming=isinstance(self.state, Forming))
@@ -588,7 +587,7 @@ class Host:
             cause=why[0],
             remedy=why[1],
         )
-        self._proving.stop()
+        self._prover.stop()
         status = self.registrar.status() if formation is None else None
         for conn in self._callers.connections():
             if self._callers[conn].conversation.proved:

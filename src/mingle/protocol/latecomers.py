@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from mingle.protocol import mesh_proof, mesh_report
 from mingle.protocol.admission import Admission
-from mingle.protocol.machine import Mesh, RegistrarPort, roster_digest
+from mingle.protocol.machine import Mesh, roster_digest
 from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.phases import Committed
 from mingle.protocol.roster import roster
@@ -28,9 +28,10 @@ class Latecomers:
     Args:
         session: the name of the session.
         seats: its seats, with the latecomers beside them.
-        port: what the registrar calls.
         admission: whether a newcomer is taken now.
         refuse: refuses the newcomer on a connection.
+        send: sends a frame on a connection.
+        notice: shows a message about the job.
         mesh: what to do if a latecomer can't reach a member.
     """
 
@@ -38,15 +39,17 @@ class Latecomers:
         self,
         session: bytes,
         seats: Seats,
-        port: RegistrarPort,
         admission: Admission,
         refuse: Callable[[int, frames.Join, frames.Refused], None],
         *,
+        send: Callable[[int, frames.AnyFrame], None],
+        notice: Callable[[str], None],
         mesh: Mesh,
     ) -> None:
         self._session = session
         self._seats = seats
-        self._port = port
+        self._send = send
+        self._notice = notice
         self._admission = admission
         self._refuse = refuse
         self._mesh = mesh
@@ -73,7 +76,7 @@ class Latecomers:
             if not latecomer.asked and self._admission.admits(now):
                 assert latecomer.seat.conn is not None
                 latecomer.asked, latecomer.place = True, None
-                self._port.send(latecomer.seat.conn, self._confirm(latecomer, committed))
+                self._send(latecomer.seat.conn, self._confirm(latecomer, committed))
 
     def _confirm(self, latecomer: Latecomer, committed: Committed) -> frames.Confirm:
         seat, seats, network = latecomer.seat, self._seats, committed.store_address
@@ -135,9 +138,9 @@ class Latecomers:
         self._admission.sealed(seat.member, now)
         members = self._admission.members(joining=1)
         if members is not None:
-            self._port.send(conn, members)
+            self._send(conn, members)
         digest = roster_digest(roster(seats, committed.places, committed.store_address))
-        self._port.send(conn, committed.frame(self._session, latecomer.place, digest))
+        self._send(conn, committed.frame(self._session, latecomer.place, digest))
 
     def _leaves_out(self, seat: Seated, conn: int, failures: Iterable[frames.Failure]) -> bool:
         """Show which members a latecomer does not reach, if any; return whether it is refused for that."""
@@ -149,7 +152,7 @@ class Latecomers:
             return False
         left_out = mesh_report.without(proof, seat.member)
         if self._admission.leave_out(str(left_out)):
-            self._port.notice(str(left_out))
+            self._notice(str(left_out))
         if self._mesh == "warn":
             return False
         self.forget(seat)
@@ -167,7 +170,7 @@ class Latecomers:
             return
         committed.places[seat.member] = where
         self._seats.take(seat)
-        self._port.send(conn, frames.Go(session=self._session, epoch=committed.epoch))
+        self._send(conn, frames.Go(session=self._session, epoch=committed.epoch))
 
     def forget(self, seat: Seated) -> None:
         """Forget a latecomer that is gone."""

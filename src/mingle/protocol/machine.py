@@ -14,7 +14,7 @@ import hashlib
 import random
 import sys
 from collections.abc import Callable, Collection, Container, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -28,11 +28,7 @@ from mingle.protocol.handshake import Call
 from mingle.protocol.links import Links
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_REASON_BYTES, Datagram, Failed, Kind, List, Offer, Seek, truncate_utf8
-from mingle.wire.frames import MAX_OWN_ADDRESSES, AnyFrame, Join, Path, Place, ProcessInfo, Purpose, Seat
-
-if TYPE_CHECKING:
-    from mingle.protocol.mesh_proof import Proof
-    from mingle.protocol.mesh_report import LeftOut
+from mingle.wire.frames import MAX_OWN_ADDRESSES, Join, Path, Place, ProcessInfo, Purpose, Seat
 
 Mesh: TypeAlias = Literal["on", "warn", "off"]
 """What a host does with nodes that can't reach each other: end the job, show a warning, or nothing."""
@@ -250,43 +246,3 @@ class Machine(Protocol):
 
     def close(self, reason: str, /) -> None:
         """End everything."""
-
-
-class RegistrarPort(Protocol):
-    """What a registrar calls: its members' connections, the store, and the host."""
-
-    def send(self, conn: int, frame: AnyFrame) -> None:
-        """Send a frame."""
-
-    def ping(self, conn: int, now: float) -> None:
-        """Ask a member whether it lives, and call the registrar's ``pong`` if it does."""
-
-    def hang_up(self, conn: int) -> None:
-        """Close a connection after what is still to be sent."""
-
-    def open_store(self, epoch: int, address: str, now: float) -> None:
-        """Open the store and call the registrar's ``store_opened``."""
-
-    def no_common_network(self, matrix: str) -> None:
-        """Fail: no address of the host was reached by every member."""
-
-    def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
-        """Open connections to the host's own targets, and call the registrar's ``proved``."""
-
-    def no_mesh(self, proof: Proof) -> None:
-        """Fail: nodes can't reach each other on any network that all share."""
-
-    def give_way(self, left_out: LeftOut) -> None:
-        """Close, since this host can't reach nodes that can form the job without it."""
-
-    def notice(self, text: str, *, warns: bool = True) -> None:
-        """Show a message about the job."""
-
-    def reopened(self, reason: str, now: float) -> None:
-        """Announce that an epoch was voided and the session takes members again."""
-
-    def formed(self) -> None:
-        """Take note of GO."""
-
-    def member_lost(self, who: ProcessInfo, how: str) -> None:
-        """Handle the loss of a member after GO and before its process group existed: the others can't go on."""

@@ -37,10 +37,9 @@ from mingle.protocol.events import (
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, scoped
 from mingle.protocol.membership import RETURN_SECONDS, Membership, RosterAnswer
-from mingle.protocol.mesh import greeting
 from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note
 from mingle.protocol.participant import AwaitingConfirm, AwaitingSeal, Decided, Participant, TryingPaths
-from mingle.protocol.proving import Proving
+from mingle.protocol.prover import Prover, greeting
 from mingle.protocol.search import Search
 from mingle.protocol.sessions import KnownSession
 from mingle.protocol.states import Transitions, transition
@@ -253,7 +252,7 @@ class Joiner:
         self._callers = Callers(self, context, most=MAX_CALLERS)
         self._called: KnownSession | None = None
         """The session in which the callers prove the mesh."""
-        self._proving = Proving(identity, context, port=lambda: self.port)
+        self._prover = Prover(identity, context, port=lambda: self.port)
         self.search = Search(identity, context, now, diagnostics=self.diagnostics, searcher=self)
 
     def _change(self, why: str, state: State) -> None:
@@ -371,7 +370,7 @@ class Joiner:
                 self.links.handle(event, now)
                 self._confirm_if_due(now)
             case Inspected():
-                self._proving.inspected(event)
+                self._prover.inspected(event)
                 self._confirm_if_due(now)
             case StoreProved(session, epoch):
                 self._store_proved(session, epoch)
@@ -526,7 +525,7 @@ class Joiner:
             if other is not session:
                 other.acknowledged = None  # a member counts in one session at a time
         self._change(
-            "JOINED", Participating(state.link, Participant(session, frame.epoch, self._effects, self._proving))
+            "JOINED", Participating(state.link, Participant(session, frame.epoch, self._effects, self._prover))
         )
 
     def _confirm_if_due(self, now: float) -> None:

@@ -1,25 +1,50 @@
 """The proof of a mesh: who dials whom, and what the host hears of it until every node has confirmed. Pure.
 
-The host picks one process of each node and gives each its targets (:func:`mingle.protocol.mesh.targets_of`). What they
+The host picks one process of each node and gives each its targets (:func:`targets_of`). What they
 could not reach comes with CONFIRMED, and shows a broken path unless the process there can be stopped.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct, field, structs
 
-from mingle.protocol.mesh import LOSSY, NETWORK_SECONDS, sampled, targets_of
+from mingle.protocol.prover import LOSSY
 from mingle.protocol.seating import NodeKey, node_keys, place
 from mingle.protocol.seats import HostSeat, Seated, machine_of
 from mingle.wire.frames import MAX_SUSPECTS, Blocked, Confirm, Failure, Join, ProcessInfo, Target
 
+FULL_MESH = 256
+"""The greatest number of nodes of which each pair is proved."""
+SAMPLE = 32
+"""The number of targets of each node in a larger job."""
+
+NETWORK_SECONDS = 6.0
+"""How long a target that does not answer is dialed on the first network."""
+NEXT_NETWORK_SECONDS = 3.0
+"""The same on each further network, if the mesh does not hold on the first one."""
+AGAIN_SECONDS = 2.0
+"""The same for the last try: a path that was cut for a moment must not end the job."""
+
 _Key: TypeAlias = tuple[NodeKey, int | None]
 Pair: TypeAlias = tuple[int, int]
 """The numbers of two nodes: the one that dials, and the one that is dialed."""
+
+
+def sampled(nodes: int) -> bool:
+    """Return whether a job of so many nodes proves a sample of its pairs."""
+    return nodes > FULL_MESH
+
+
+def targets_of(number: int, nodes: int) -> list[int]:
+    """Return the nodes that a node dials, its successor first; each node is dialed by equally many."""
+    steps: Collection[int] = range(1, nodes)
+    if sampled(nodes):
+        steps = dict.fromkeys(1 + each * (nodes - 1) // SAMPLE for each in range(SAMPLE))
+    return [(number + step) % nodes for step in steps]
 
 
 class Node(Struct, frozen=True):

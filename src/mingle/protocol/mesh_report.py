@@ -13,8 +13,8 @@ from msgspec import Struct, structs
 
 from mingle.diagnostics import Detour, firewall, route_through
 from mingle.errors import FREE_DESCRIPTORS, ConnectivityError, counted
-from mingle.protocol.mesh import LOSSY, targets_of
-from mingle.protocol.mesh_proof import Node, Pair, Proof
+from mingle.protocol.mesh_proof import Node, Pair, Proof, targets_of
+from mingle.protocol.prover import LOSSY
 from mingle.wire.frames import MAX_TEXT_CHARACTERS, Failure, ProcessInfo, Refused, Unreached
 
 PAIR_LINES = 5

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from mingle.protocol import mesh, mesh_proof
+from mingle.protocol import mesh_proof
 from mingle.protocol.machine import Mesh
 from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.seating import common_address
@@ -88,11 +88,11 @@ class NetworkChoice:
         if self._mode == "off" or not (self._partial or len(seats) == seats.size):
             return None
         network, last = self._common(without=self._broken), False
-        seconds = mesh.NEXT_NETWORK_SECONDS if self._broken else mesh.NETWORK_SECONDS
+        seconds = mesh_proof.NEXT_NETWORK_SECONDS if self._broken else mesh_proof.NETWORK_SECONDS
         if network is None:
             # Once more on the first network: a path that was cut for a moment must not end the job.
             network = next((each for each in self._broken if each in seats.host.addresses), None)
-            seconds, last = mesh.AGAIN_SECONDS, True
+            seconds, last = mesh_proof.AGAIN_SECONDS, True
         if network is None:
             return None
         # The error that names the nodes has to come before the deadline.

@@ -17,7 +17,7 @@ from typing import ClassVar, TypeAlias
 from msgspec import Struct, structs
 
 from mingle.protocol.effects import Effect, ProveStore
-from mingle.protocol.proving import Proving
+from mingle.protocol.prover import Prover
 from mingle.protocol.sessions import KnownSession
 from mingle.protocol.states import Transitions, transition
 from mingle.wire import frames
@@ -108,16 +108,16 @@ class Participant:
         session: whose host has given this member a seat.
         epoch: the host's present epoch, as JOINED says.
         effects: the list to which the participant adds what is to be done with stores.
-        proving: opens connections to the targets that CONFIRM names.
+        prover: opens connections to the targets that CONFIRM names.
     """
 
-    def __init__(self, session: KnownSession, epoch: int, effects: list[Effect], proving: Proving) -> None:
+    def __init__(self, session: KnownSession, epoch: int, effects: list[Effect], prover: Prover) -> None:
         self.session = session
         self.state: State = AwaitingConfirm(epoch)
         if session.acknowledged is not None and session.acknowledged.epoch == epoch:
             self.state = AwaitingGo(session.acknowledged)
         self._effects = effects
-        self._proving = proving
+        self._prover = prover
 
     def _change(self, why: str, state: State) -> None:
         self.state = transition(TRANSITIONS, self.state, why, state)
@@ -136,7 +136,7 @@ class Participant:
     def can_confirm(self) -> bool:
         """Whether the host waits for CONFIRMED, and every path to it, and every target, has been tried."""
         race = self.session.race
-        tried = race is not None and not race.pending and not self._proving.under_way
+        tried = race is not None and not race.pending and not self._prover.under_way
         return isinstance(self.state, TryingPaths) and self.state.unproved is None and tried
 
     # --- what the host says ----------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Participant:
         if path is None and confirm.network is not None and session.race is not None and session.race.pending:
             return
         self.state = TryingPaths(state.epoch)
-        self._proving.begin(
+        self._prover.begin(
             session.name,
             confirm.epoch,
             path,
@@ -196,13 +196,13 @@ class Participant:
         self._change("every path is tried: CONFIRMED", AwaitingSeal(self.epoch))
         self.session.confirmed = True
         confirmed = frames.Confirmed(session=self.session.name, epoch=self.epoch, paths=self.session.paths)
-        if (result := self._proving.take_result()) is not None:
+        if (result := self._prover.take_result()) is not None:
             confirmed = structs.replace(confirmed, failures=result.failures, blocked=result.blocked)
         self.session.send(confirmed)
 
     def end(self) -> None:
         """Hang up on the targets: their epoch is over."""
-        self._proving.stop()
+        self._prover.stop()
 
     # --- the store -------------------------------------------------------------------------------------------------
 
@@ -238,12 +238,12 @@ class Participant:
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`."""
         if isinstance(self.state, TryingPaths):
-            return self._proving.next_timer()
+            return self._prover.next_timer()
         return self.state.retry_at if isinstance(self.state, ProvingStore) else None
 
     def handle_timer(self, now: float) -> None:
         """Dial the targets again, or try to reach the store again, if that is due."""
-        self._proving.handle_timer(now)
+        self._prover.handle_timer(now)
         state = self.state
         if isinstance(state, ProvingStore) and state.retry_at is not None and now >= state.retry_at:
             self._change("the store is tried again", ProvingStore(state.sealed, failed=True))

@@ -5,7 +5,7 @@ Only the registrar moves a session from one to the next (:mod:`mingle.protocol.r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
@@ -45,6 +45,18 @@ class Confirming(Unsealed):
     """Whether they are asked for the second time, since they shared no address of the host."""
     proof: Proof | None = None
     """What is known of the mesh on the network that was chosen beforehand; None: no mesh is proved."""
+
+    def confirmed(self, member: bytes, failures: Iterable[frames.Failure], blocked: frames.Blocked | None) -> None:
+        """Take note that a member, or the host, has confirmed.
+
+        Args:
+            member: that has confirmed.
+            failures: the targets that it could not reach.
+            blocked: what it has found out about its machine.
+        """
+        self.awaited.discard(member)
+        if self.proof is not None:
+            self.proof.add(member, failures, blocked, unconfirmed=self.awaited)
 
 
 class Apart(Unsealed):

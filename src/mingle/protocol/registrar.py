@@ -23,17 +23,17 @@ An :class:`Admission` decides how many members form the session, and whether it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import Protocol, TypeGuard
 
 import msgspec
 
 from mingle.protocol import mesh_report, reports
 from mingle.protocol.admission import Admission
-from mingle.protocol.confirmation import CONFIRM_AGAIN_SECONDS, Confirmation
 from mingle.protocol.latecomers import Latecomers
-from mingle.protocol.machine import Mesh, RegistrarPort, roster_digest
+from mingle.protocol.machine import Mesh, roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
-from mingle.protocol.mesh_proof import Proof
+from mingle.protocol.mesh_proof import Proof, apart_from
+from mingle.protocol.mesh_report import LeftOut
 from mingle.protocol.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
 from mingle.protocol.phases import (
     HELD,
@@ -58,9 +58,51 @@ from mingle.wire import frames
 
 CHALLENGE_SECONDS = 1.0
 """How long a seated member has to answer when another process claims its seat."""
+CONFIRM_AGAIN_SECONDS = 0.5
+"""How long the host waits before it asks members again that share no address of it."""
 READDRESSED_SECONDS = 5.0
 """How long after a change of the host's addresses members without a common one are asked again: where a network is
 plugged into several hosts, the interfaces of some come up a moment later."""
+
+
+class RegistrarPort(Protocol):
+    """What a registrar calls: its members' connections, the store, and the host."""
+
+    def send(self, conn: int, frame: frames.AnyFrame) -> None:
+        """Send a frame."""
+
+    def ping(self, conn: int, now: float) -> None:
+        """Ask a member whether it lives, and call the registrar's ``pong`` if it does."""
+
+    def hang_up(self, conn: int) -> None:
+        """Close a connection after what is still to be sent."""
+
+    def open_store(self, epoch: int, address: str, now: float) -> None:
+        """Open the store and call the registrar's ``store_opened``."""
+
+    def no_common_network(self, matrix: str) -> None:
+        """Fail: no address of the host was reached by every member."""
+
+    def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
+        """Open connections to the host's own targets, and call the registrar's ``proved``."""
+
+    def no_mesh(self, proof: Proof) -> None:
+        """Fail: nodes can't reach each other on any network that all share."""
+
+    def give_way(self, left_out: LeftOut) -> None:
+        """Close, since this host can't reach nodes that can form the job without it."""
+
+    def notice(self, text: str, *, warns: bool = True) -> None:
+        """Show a message about the job."""
+
+    def reopened(self, reason: str, now: float) -> None:
+        """Announce that an epoch was voided and the session takes members again."""
+
+    def formed(self) -> None:
+        """Take note of GO."""
+
+    def member_lost(self, who: frames.ProcessInfo, how: str) -> None:
+        """Handle the loss of a member after GO and before its process group existed: the others can't go on."""
 
 
 class Registrar:
@@ -99,10 +141,11 @@ class Registrar:
         self.held = False
         """Whether another session may hold this job: this one takes members, but confirms and commits nothing."""
         self._port = port
-        network = NetworkChoice(self.seats, mesh, deadline, partial=admission.takes_latecomers)
-        self._confirmation = Confirmation(session, self.seats, port, admission, network)
+        self._network = NetworkChoice(self.seats, mesh, deadline, partial=admission.takes_latecomers)
         self._challenges = Challenges(self._refuse)
-        self._latecomers = Latecomers(session, self.seats, port, admission, self._refuse, mesh=mesh)
+        self._latecomers = Latecomers(
+            session, self.seats, admission, self._refuse, send=port.send, notice=port.notice, mesh=mesh
+        )
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -319,7 +362,7 @@ class Registrar:
             self._latecomers.confirmed(latecomer, conn, state, frame, now)
         elif seat is not None and isinstance(state, Confirming):
             seat.paths = frame.paths
-            self._confirmation.confirmed(state, seat, frame.failures, frame.blocked)
+            state.confirmed(seat.member, frame.failures, frame.blocked)
             self._advance(now)
 
     def counts(self, epoch: int) -> bool:
@@ -332,7 +375,7 @@ class Registrar:
         """Handle the end of the host's own part in the proof of the mesh."""
         state = self.state
         if isinstance(state, Confirming) and self.counts(epoch):
-            self._confirmation.confirmed(state, self.seats[self.seats.host.member], failures, blocked)
+            state.confirmed(self.seats.host.member, failures, blocked)
             self._advance(now)
 
     def acknowledged(self, conn: int, now: float) -> None:
@@ -524,10 +567,18 @@ class Registrar:
 
     def _ask_to_confirm(self, event: str, now: float, *, again: bool = False) -> None:
         if isinstance(self.state, Open):
-            self._confirmation.restart()
-        confirming = self._confirmation.begin(self.next_epoch(), now, again=again)
+            self._network.restart()  # the members may be others now
+        seats, proof, epoch = self.seats, self._network.next_proof(now), self.next_epoch()
+        # The host has no question to answer, but its own targets to dial.
+        awaited = set(seats) if proof is not None else seats.keys() - {seats.host.member}
+        confirming = Confirming(epoch, awaited, now + self.admission.confirm_seconds, again, proof=proof)
         self.state = transition(TRANSITIONS, self.state, event, confirming)
-        self._confirmation.ask(confirming, now)
+        plain = frames.Confirm(session=self.session, epoch=epoch)
+        for seat in seats.others():
+            if seat.conn is not None:
+                self._port.send(seat.conn, plain if proof is None else proof.asked_of(seat.member, plain))
+        if proof is not None:
+            self._port.prove_mesh(epoch, proof, now)
 
     def _first(self) -> Seated | None:
         """Return the member that has to lead in place of this host."""
@@ -565,7 +616,7 @@ class Registrar:
 
     def _settle_network(self, state: Confirming, now: float) -> str | None:
         """Return the host's address on the network of the job; None: another state goes on without one."""
-        match self._confirmation.choose(state, now):
+        match self._network.choose(state.proof, now):
             case Chosen(address=address, broken=broken):
                 if broken is not None:
                     self._port.notice(mesh_report.warning(broken))
@@ -588,12 +639,26 @@ class Registrar:
         if self.unproved not in ("", before):
             self._port.notice(self.unproved, warns=bool(proof.hidden))
 
+    def _left_out(self, proof: Proof) -> list[LeftOut] | None:
+        """Return the nodes without which all the others reach each other.
+
+        Returns:
+            The nodes. None if too few would stay with the host, and without it there are enough: it has to give way.
+        """
+        host, count = self.seats.host.member, len(self.seats)
+        found = mesh_report.left_out(proof, host)
+        if not self.admission.enough(count - len(found)):
+            without_host = mesh_report.left_out(apart_from(proof, host), host)
+            if self.admission.enough(count - 1 - len(without_host)):
+                return None
+        return found
+
     def _leave_out(self, state: Confirming, proof: Proof, now: float) -> None:
         """Refuse their seats to the nodes without which all the others reach each other, and go on without them.
 
         The host gives way if too few would stay with it, and without it there are enough.
         """
-        all_left_out = self._confirmation.left_out(proof)
+        all_left_out = self._left_out(proof)
         if all_left_out is None:
             end = NoMesh(epoch=state.epoch)
             self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mingle.protocol import mesh, mesh_report
+from mingle.protocol import mesh_proof, mesh_report, prover
 from mingle.protocol.admission import Admission
 from mingle.protocol.machine import Mesh
 from mingle.protocol.network_choice import MOST_REPEATS
@@ -82,13 +82,13 @@ class Opened(Registrar):
 def test_each_node_gets_its_own_targets_and_the_host_as_well() -> None:
     registrar = Opened()
     (confirm,) = told(registrar.port.calls, 1, frames.Confirm)
-    assert (confirm.network, confirm.seconds) == (FIRST, mesh.NETWORK_SECONDS)
+    assert (confirm.network, confirm.seconds) == (FIRST, mesh_proof.NETWORK_SECONDS)
     assert [(each.member, each.address, each.port) for each in confirm.targets] == [
         (member(2), "10.1.0.3", 4002),
         (HOST, FIRST, 4000),
     ]
     ((_, epoch, proof),) = of(registrar.port.calls, "prove_mesh")
-    assert (epoch, proof.network, proof.seconds) == (1, FIRST, mesh.NETWORK_SECONDS)
+    assert (epoch, proof.network, proof.seconds) == (1, FIRST, mesh_proof.NETWORK_SECONDS)
     assert [each.member for each in proof.targets(HOST)] == [member(1), member(2)]
 
 
@@ -136,7 +136,7 @@ def test_first_network_is_proved_once_more_before_the_session_ends() -> None:
     registrar = Opened()
     registrar.confirm({1: [2]})
     registrar.confirm({0: [2], 2: [0]})
-    assert registrar.asked()[2:] == [(FIRST, mesh.AGAIN_SECONDS)]
+    assert registrar.asked()[2:] == [(FIRST, mesh_proof.AGAIN_SECONDS)]
     registrar.confirm({1: [2]})
     assert isinstance(registrar.state, NoMesh)
     ((_, proof),) = of(registrar.port.calls, "no_mesh")
@@ -163,7 +163,7 @@ def test_new_members_begin_with_the_first_network_again() -> None:
     assert isinstance(registrar.state, Open)
     registrar.port.take()
     registrar.join(3, member(3), join(2), 3.0)
-    assert registrar.asked() == [(FIRST, mesh.NETWORK_SECONDS)]
+    assert registrar.asked() == [(FIRST, mesh_proof.NETWORK_SECONDS)]
 
 
 # --- processes that can be stopped ------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Silent(Opened):
         return list(proof.failures)
 
 
-LOST = ("no answer", mesh.LOSSY)
+LOST = ("no answer", prover.LOSSY)
 
 
 @pytest.mark.parametrize(("how", "detail"), [("silent", ""), ("large packets", ""), LOST])
@@ -202,7 +202,7 @@ def test_process_that_is_silent_until_it_confirms_is_dialed_once_more(how: frame
     assert registrar.status().unconfirmed == (2,)
     assert registrar.status().unanswered.startswith("rank 2 on host h2 (10.1.0.3 on eth1), pid 2, accepts connections")
     registrar.say(2)
-    assert registrar.asked() == [(FIRST, mesh.NETWORK_SECONDS)] * 2
+    assert registrar.asked() == [(FIRST, mesh_proof.NETWORK_SECONDS)] * 2
     assert registrar.status().unanswered == ""
     for number in (0, 1, 2):
         registrar.say(number)
@@ -214,7 +214,7 @@ def test_host_that_is_silent_until_its_own_part_is_over_is_dialed_once_more() ->
     registrar.say(1, 0)
     registrar.say(2)
     registrar.say(0)
-    assert registrar.asked() == [(FIRST, mesh.NETWORK_SECONDS)] * 2
+    assert registrar.asked() == [(FIRST, mesh_proof.NETWORK_SECONDS)] * 2
 
 
 def test_process_that_is_silent_though_it_has_confirmed_can_not_be_reached() -> None:

@@ -35,10 +35,10 @@ from mingle.protocol.events import (
 from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
 from mingle.protocol.host import MAX_HOSTS_SEEN
 from mingle.protocol.machine import roster_digest
-from mingle.protocol.mesh import greeting
 from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import LATE_ANSWERS_AT_ONCE, LATE_ANSWERS_PER_SECOND
 from mingle.protocol.phases import Acknowledging, Committed, Open, Sealing, State
+from mingle.protocol.prover import greeting
 from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey

@@ -91,7 +91,9 @@ class Running:
         self.port = RecordingPort()
         self.rules = Rules()
         self.rules.seats = self.seats
-        self.late = Latecomers(SESSION, self.seats, self.port, self.rules, self._refuse, mesh=mesh)
+        self.late = Latecomers(
+            SESSION, self.seats, self.rules, self._refuse, send=self.port.send, notice=self.port.notice, mesh=mesh
+        )
         self.refused: list[tuple[int, frames.Refused]] = []
         self.committed = Committed(
             epoch=4,

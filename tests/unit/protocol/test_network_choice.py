@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec import structs
 
-from mingle.protocol import mesh
+from mingle.protocol import mesh_proof
 from mingle.protocol.machine import Mesh
 from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.network_choice import (
@@ -95,7 +95,7 @@ def joined(mode: Mesh = "on", networks: Sequence[int] = BOTH, *, deadline: float
 
 def test_near_deadline_leaves_each_proof_a_least_time() -> None:
     assert joined(deadline=1.1).ask() == (FIRST, LEAST_SECONDS)
-    assert joined(deadline=60.0).ask() == (FIRST, mesh.NETWORK_SECONDS)
+    assert joined(deadline=60.0).ask() == (FIRST, mesh_proof.NETWORK_SECONDS)
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -133,7 +133,7 @@ def test_network_on_which_the_mesh_holds_is_chosen(networks: Sequence[int], chos
 def test_next_network_is_proved_and_taken_if_a_pair_fails() -> None:
     session = joined()
     assert session.confirm(BROKEN) == AnotherProof()
-    assert session.ask() == (SECOND, mesh.NEXT_NETWORK_SECONDS)
+    assert session.ask() == (SECOND, mesh_proof.NEXT_NETWORK_SECONDS)
     assert session.confirm() == Chosen(SECOND)
 
 
@@ -142,7 +142,7 @@ def test_network_is_proved_once_more_before_the_job_fails() -> None:
     for _ in BOTH:
         assert session.confirm(BROKEN) == AnotherProof()
         asked = session.ask()
-    assert asked == (FIRST, mesh.AGAIN_SECONDS)
+    assert asked == (FIRST, mesh_proof.AGAIN_SECONDS)
     broken = session.confirm({0: [2], 2: [0]})
     assert isinstance(broken, MeshBroken)
     assert (broken.proof.network, broken.proof.others) == (FIRST, (SECOND,))
@@ -155,13 +155,13 @@ def test_network_that_has_gone_from_the_host_is_not_proved_once_more() -> None:
     session.ask()
     session.seats.host = structs.replace(session.seats.host, applicant=join(0, (2,)))
     assert session.confirm(BROKEN, networks=(2,)) == AnotherProof()
-    assert session.ask() == (SECOND, mesh.AGAIN_SECONDS)
+    assert session.ask() == (SECOND, mesh_proof.AGAIN_SECONDS)
 
 
 def test_path_that_is_back_at_the_second_try_ends_nothing() -> None:
     session = joined(networks=(1,))
     assert session.confirm(BROKEN, networks=(1,)) == AnotherProof()
-    assert session.ask() == (FIRST, mesh.AGAIN_SECONDS)
+    assert session.ask() == (FIRST, mesh_proof.AGAIN_SECONDS)
     assert session.confirm(networks=(1,)) == Chosen(FIRST)
 
 
@@ -184,7 +184,7 @@ def test_network_that_only_the_confirmations_show_is_proved() -> None:
     session.take(join(2, (2,)))
     assert session.ask() is None
     assert session.confirm() == AnotherProof()
-    assert session.ask() == (FIRST, mesh.NETWORK_SECONDS)
+    assert session.ask() == (FIRST, mesh_proof.NETWORK_SECONDS)
 
 
 def test_nodes_of_which_none_takes_part_need_no_proof() -> None:
@@ -201,9 +201,9 @@ def test_nodes_of_which_none_takes_part_need_no_proof() -> None:
 def test_network_that_the_confirmations_prefer_is_proved_as_well() -> None:
     """JOIN has the first path that was proved, and CONFIRMED all of them."""
     session = joined(networks=(2,))
-    assert session.ask() == (SECOND, mesh.NETWORK_SECONDS)
+    assert session.ask() == (SECOND, mesh_proof.NETWORK_SECONDS)
     assert session.confirm() == AnotherProof()
-    assert session.ask() == (FIRST, mesh.NETWORK_SECONDS)
+    assert session.ask() == (FIRST, mesh_proof.NETWORK_SECONDS)
     assert session.confirm() == Chosen(FIRST)
 
 
@@ -259,7 +259,7 @@ def test_new_members_are_asked_for_a_proof_after_a_warning() -> None:
         session.confirm(BROKEN, networks=(1,))
         session.ask()
     session.choice.restart()
-    assert session.ask() == (FIRST, mesh.NETWORK_SECONDS)
+    assert session.ask() == (FIRST, mesh_proof.NETWORK_SECONDS)
 
 
 def test_new_members_can_change_their_paths_as_often() -> None:

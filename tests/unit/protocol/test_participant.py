@@ -8,7 +8,6 @@ from msgspec import structs
 from mingle.protocol.connection_race import FAILURE_SECONDS
 from mingle.protocol.effects import Dial, Hangup, ProveStore
 from mingle.protocol.events import Disconnected
-from mingle.protocol.mesh import REFUSED_SECONDS
 from mingle.protocol.participant import (
     STORE_RETRY_SECONDS,
     AwaitingConfirm,
@@ -19,7 +18,7 @@ from mingle.protocol.participant import (
     ProvingStore,
     TryingPaths,
 )
-from mingle.protocol.proving import Proving
+from mingle.protocol.prover import REFUSED_SECONDS, Prover
 from mingle.wire import frames
 from tests.support.proved_session import ProvedSession
 from tests.support.scripted_host import ADDRESS, IDENTITY, OTHER, SESSION, sealed
@@ -42,7 +41,7 @@ class Member:
         self.proved = ProvedSession(*addresses)
         self.session = self.proved.session
         self.session.acknowledged = acknowledged
-        self.proving = Proving(IDENTITY, self.proved.context, port=lambda: 5000)
+        self.proving = Prover(IDENTITY, self.proved.context, port=lambda: 5000)
         self.part = Participant(self.session, epoch, self.proved.effects, self.proving)
 
     def hear(self, *said: frames.AnyFrame, now: float = 1.0) -> type:

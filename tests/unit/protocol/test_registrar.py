@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
-from mingle.protocol.confirmation import CONFIRM_AGAIN_SECONDS
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
-from mingle.protocol.registrar import CHALLENGE_SECONDS, READDRESSED_SECONDS, Registrar
+from mingle.protocol.registrar import CHALLENGE_SECONDS, CONFIRM_AGAIN_SECONDS, READDRESSED_SECONDS, Registrar
 from mingle.protocol.roster import REMEMBERED_DEPARTURES
 from mingle.protocol.seats import HostSeat
 from mingle.wire import frames

@@ -13,18 +13,18 @@ from a broken path (:func:`mingle.protocol.mesh_proof.shows_a_broken_path`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
 
 from mingle.protocol.effects import Inspect
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected, Inspected
-from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
+from mingle.protocol.handshake import HandshakeFailed, MemberConversation
 from mingle.protocol.links import Link
-from mingle.protocol.machine import Context
+from mingle.protocol.machine import Context, Identity
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
-from mingle.wire.frames import PADDING_BYTES, Failure, Target, Unreached
+from mingle.wire.frames import PADDING_BYTES, Blocked, Failure, Target, Unreached
 
 TARGETS_AT_ONCE = 32
 """The number of targets that one node dials at a time."""
@@ -43,40 +43,16 @@ REMEMBERED_SECONDS = 60.0
 """How long a target counts as reached, so that the same members do not prove the mesh twice."""
 MAX_REMEMBERED = 4096
 """The number of targets that are remembered; members can come and go for as long as a job has not formed."""
-NETWORK_SECONDS = 6.0
-"""How long a target that does not answer is dialed on the first network."""
-NEXT_NETWORK_SECONDS = 3.0
-"""The same on each further network, if the mesh does not hold on the first one."""
-AGAIN_SECONDS = 2.0
-"""The same for the last try: a path that was cut for a moment must not end the job."""
-INSPECTION_SECONDS = AGAIN_SECONDS
+INSPECTION_SECONDS = 2.0
 """The time in which a machine has to find out what is wrong with itself: a tool that lists its firewall can hang, and
 the last try must not become longer for it."""
 LOSSY = "some packets pass and others are lost"
 """The detail of a target to which connections were made that failed in different ways."""
-FULL_MESH = 256
-"""The greatest number of nodes of which each pair is proved."""
-SAMPLE = 32
-"""The number of targets of each node in a larger job."""
 
 
-# --- who dials whom ------------------------------------------------------------------------------------------------
-
-
-def sampled(nodes: int) -> bool:
-    """Return whether a job of so many nodes proves a sample of its pairs."""
-    return nodes > FULL_MESH
-
-
-def targets_of(number: int, nodes: int) -> list[int]:
-    """Return the nodes that a node dials, its successor first; each node is dialed by equally many."""
-    steps: Collection[int] = range(1, nodes)
-    if sampled(nodes):
-        steps = dict.fromkeys(1 + each * (nodes - 1) // SAMPLE for each in range(SAMPLE))
-    return [(number + step) % nodes for step in steps]
-
-
-# --- the side that dials -------------------------------------------------------------------------------------------
+def greeting(member: bytes) -> frames.Greet:
+    """Return the GREET of a member."""
+    return frames.Greet(member=member, padding=bytes(PADDING_BYTES))
 
 
 class _Attempt(Link, kw_only=True):
@@ -128,59 +104,100 @@ class _Pursuit(Struct, eq=False):
         return any(each.conversation.welcome is not None for each in self.attempts)
 
 
+class ProofResult(Struct, frozen=True):
+    """What a node has proved."""
+
+    epoch: int
+    failures: tuple[Failure, ...]
+    """The targets that it could not reach."""
+    blocked: Blocked | None
+    """What it has found out about itself."""
+
+
 class Prover:
-    """The connections of one node to its targets, in one epoch.
+    """A node's part in the proof of the mesh: its connections to its targets, an epoch at a time.
+
+    The host and its members have the same part. CONFIRM, or the host's own registrar, begins it; its result goes into
+    CONFIRMED, or to the registrar.
 
     Args:
-        call: the caller, and the session.
-        targets: where to dial, the first first.
-        interface: the interface of the network, which is the scope of link-local addresses.
-        seconds: how long to dial a target that does not answer.
-        context: has and numbers connections, and remembers those that were reached.
-        inspect: what is to be found out about this machine meanwhile; None: nothing.
-        now: the time.
+        identity: of this process.
+        context: has and numbers connections, and remembers the targets that were reached.
+        port: returns where this process answers; 0: it does not.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        targets: Sequence[Target],
-        *,
-        interface: str,
-        seconds: float,
-        context: Context,
-        inspect: Inspect | None = None,
-        now: float,
-    ) -> None:
-        self.failures: list[Failure] = []
-        """The targets that could not be reached."""
-        self.blocked: frames.Blocked | None = None
-        """What this machine has found out about itself."""
-        self._inspection = 0 if inspect is None else inspect.number
-        """The number of what is being found out; 0: nothing."""
-        self._inspected_by = now + min(INSPECTION_SECONDS, seconds)
-        if inspect is not None:
-            context.links.effects.append(inspect)
-        self._call = call
-        self._interface = interface
-        self._seconds = seconds
-        self._answer_seconds = min(ANSWER_SECONDS, seconds)
+    def __init__(self, identity: Identity, context: Context, port: Callable[[], int]) -> None:
+        self._identity = identity
         self._context = context
         self._links = context.links
-        self._waiting = [each for each in targets if not self.was_reached(each, now)]
+        self._port = port
+        self._epoch: int | None = None
+        """The epoch whose result is owed."""
+        self._call = identity.call(b"", "mesh")
+        self._interface = ""
+        self._seconds = self._answer_seconds = 0.0
+        self._waiting: list[Target] = []
         self._pursuits: dict[bytes, _Pursuit] = {}
-        self._fill(now)
+        self._failures: list[Failure] = []
+        self._blocked: Blocked | None = None
+        self._inspection = 0
+        """The number of what is being found out about this machine; 0: nothing."""
+        self._inspected_by = float("inf")
 
-    @property
-    def done(self) -> bool:
-        """Whether every target was reached, or is in `failures`, and this machine has been looked at."""
-        return not (self._waiting or self._pursuits or self._inspection)
+    def begin(
+        self,
+        session: bytes,
+        epoch: int,
+        path: frames.Path | None,
+        *,
+        targets: Sequence[Target],
+        suspects: tuple[Target, ...] = (),
+        seconds: float,
+        now: float,
+    ) -> None:
+        """Open connections to the targets, in place of those of an earlier epoch.
+
+        Args:
+            session: the name of the session.
+            epoch: the epoch that the result belongs to.
+            path: this node's own on the network that is to be proved; None: it has none.
+            targets: where to dial, the first first.
+            suspects: nodes that could not reach this one, so that it has to look at itself.
+            seconds: how long to dial a target that does not answer.
+            now: the time.
+        """
+        self.stop()
+        self._epoch = epoch
+        self._call = self._identity.call(session, "mesh")
+        self._interface = "" if path is None else path.interface
+        self._seconds, self._answer_seconds = seconds, min(ANSWER_SECONDS, seconds)
+        self._failures, self._blocked = [], None
+        if path is not None and suspects:
+            self._inspection = self._context.new_id()
+            self._inspected_by = now + min(INSPECTION_SECONDS, seconds)
+            inspect = Inspect(self._inspection, path.interface, path.local_address, self._port(), suspects)
+            self._links.effects.append(inspect)
+        self._waiting = [each for each in targets if not self.was_reached(each, now)]
+        self._fill(now)
 
     def stop(self) -> None:
         """Hang up on all targets: the epoch is over."""
+        self._epoch, self._inspection = None, 0
         self._waiting.clear()
         for pursuit in list(self._pursuits.values()):
             self._forget(pursuit)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a target has neither been reached nor given up, or this machine is still being looked at."""
+        return bool(self._waiting or self._pursuits or self._inspection)
+
+    def take_result(self) -> ProofResult | None:
+        """Return, once, what a proof that is no longer under way has shown; None: nothing was asked for."""
+        if self._epoch is None or self.under_way:
+            return None
+        epoch, self._epoch = self._epoch, None
+        return ProofResult(epoch, tuple(self._failures), self._blocked)
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -200,7 +217,7 @@ class Prover:
     def inspected(self, event: Inspected) -> None:
         """Take note of what this machine has found out about itself."""
         if event.number == self._inspection:
-            self._inspection, self.blocked = 0, event.blocked
+            self._inspection, self._blocked = 0, event.blocked
 
     def _connected(self, pursuit: _Pursuit, attempt: _Attempt, now: float) -> None:
         # Later ones are to show whether it is chance that the first one is not answered.
@@ -219,7 +236,7 @@ class Prover:
             self._refused(pursuit, "another program", str(failure), now)
             return
         if conversation.welcome is not None and not was_proved:
-            attempt.send(greeting(self._call.member))
+            attempt.send(greeting(self._identity.member))
             if is_progress:
                 pursuit.answer_by = now + self._answer_seconds
         for frame in received:
@@ -283,7 +300,7 @@ class Prover:
     def _failed(self, pursuit: _Pursuit) -> None:
         if pursuit.how in ("no answer", "no route") and (detour := self._context.astray(pursuit.target.address)):
             pursuit.how, pursuit.detail = "no route", detour.brief
-        self.failures.append(
+        self._failures.append(
             Failure(member=pursuit.target.member, how=pursuit.how, detail=pursuit.detail[:64])  # a ShortText
         )
         self._forget(pursuit)
@@ -378,11 +395,3 @@ class Prover:
         )
         pursuit.attempts.append(attempt)
         self._links.dial(attempt, target.address, target.port, self._interface, as_torch=True)
-
-
-# --- the side that answers -----------------------------------------------------------------------------------------
-
-
-def greeting(member: bytes) -> frames.Greet:
-    """Return the GREET of a member."""
-    return frames.Greet(member=member, padding=bytes(PADDING_BYTES))
