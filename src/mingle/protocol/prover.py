@@ -236,6 +236,7 @@ class Prover:
             self._refused(pursuit, "another program", str(failure), now)
             return
         if conversation.welcome is not None and not was_proved:
+            self._links.flush()  # where large packets are lost, the proof passes in one of its own
             attempt.send(greeting(self._identity.member))
             if is_progress:
                 pursuit.answer_by = now + self._answer_seconds
@@ -281,7 +282,7 @@ class Prover:
     @staticmethod
     def _dial_again(pursuit: _Pursuit, now: float) -> None:
         if not pursuit.attempts:
-            pursuit.next_dial = min(pursuit.next_dial, now + DIAL_SECONDS / 2)
+            pursuit.next_dial = min(max(pursuit.next_dial, now), now + DIAL_SECONDS / 2)
 
     # --- the end of a target -----------------------------------------------------------------------------------------
 

@@ -169,11 +169,14 @@ class Lan:
                 listener.callers.accepted(conn, "10.0.0.99", self.now)
             else:
                 listener.links.handle(BytesReceived(conn, data), self.now)
-            for effect in listener.links.take_effects():
-                if isinstance(effect, Write):
-                    self._tell(BytesReceived(effect.conn, effect.data))
-                elif isinstance(effect, Hangup):
-                    self._tell(Disconnected(effect.conn, "the other side closed it"))
+            self._answer(listener)
+
+    def _answer(self, listener: Listener) -> None:
+        for effect in listener.links.take_effects():
+            if isinstance(effect, Write):
+                self._tell(BytesReceived(effect.conn, effect.data))
+            elif isinstance(effect, Hangup):
+                self._tell(Disconnected(effect.conn, "the other side closed it"))
 
     def cont(self, number: int) -> None:
         """Let a stopped target run."""
@@ -185,11 +188,22 @@ class Lan:
         """Let time pass."""
         self.settle()
         end = self.now + seconds
-        while self.prover.under_way and (due := self.prover.next_timer()) is not None and due <= end:
+        while self.prover.under_way and (due := self._due()) is not None and due <= end:
             self.now = max(self.now, due)
             self.prover.handle_timer(self.now)
+            for listener in self.listeners.values():
+                if not listener.stopped:
+                    listener.callers.handle_timer(self.now)
+                    self._answer(listener)
             self.settle()
         self.now = end
+
+    def _due(self) -> float | None:
+        times = [
+            self.prover.next_timer(),
+            *(each.callers.next_timer() for each in self.listeners.values() if not each.stopped),
+        ]
+        return min((due for due in times if due is not None), default=None)
 
     @property
     def failures(self) -> dict[int, str]:
@@ -316,6 +330,17 @@ def test_target_that_accepts_and_hangs_up_is_named_after_six_seconds() -> None:
     lan.run(5.9)
     assert lan.prover.under_way
     lan.run(0.5)
+    assert lan.failures == {1: "closed"}
+
+
+def test_target_that_hangs_up_after_a_while_is_dialed_no_longer_for_it() -> None:
+    lan = Lan(1)
+    lan.at(1).mute = True
+    for _ in range(3):
+        lan.run(2.0)
+        for conn in list(lan.open):
+            lan._tell(Disconnected(conn, "the other side closed it"))
+    lan.run(0.1)
     assert lan.failures == {1: "closed"}
 
 
