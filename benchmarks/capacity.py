@@ -22,8 +22,8 @@ from benchmarks.samples import alternate, median
 from mingle.config import settings
 from mingle.config.settings import Arguments, Settings
 from mingle.engine import store
-from mingle.engine.discovery import make_room
 from mingle.engine.driver import Driver
+from mingle.engine.party import make_room
 from mingle.protocol import events
 from mingle.protocol.effects import Dial, Effect, ProveStore
 from mingle.protocol.events import (

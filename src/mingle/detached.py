@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mingle.errors import MingleError
 
@@ -29,7 +29,7 @@ def run(function: Callable[[], _T], name: str, given_up: Callable[[], bool]) -> 
 
     Args:
         function: what can block.
-        name: what it does. It is part of the thread's name, which tells that the thread can be left behind.
+        name: what it does.
         given_up: whether to stop waiting.
 
     Raises:
@@ -47,13 +47,18 @@ def run(function: Callable[[], _T], name: str, given_up: Callable[[], bool]) -> 
         finally:
             ended.set()
 
-    start(threading.Thread(target=call, name=f"mingle-abandoned-{name}", daemon=True))
+    start(thread(name, call))
     while not ended.wait(LOOK_SECONDS):
         if given_up() and not ended.is_set():
             raise AbandonedError
     if errors:
         raise errors.pop()  # not kept: its traceback holds this frame, which would be a cycle
     return results.pop()
+
+
+def thread(name: str, function: Callable[..., object], *arguments: Any) -> threading.Thread:
+    """Return a thread for calls that can block beyond every deadline; its name tells that it can be left behind."""
+    return threading.Thread(target=function, args=arguments, name=f"mingle-abandoned-{name}", daemon=True)
 
 
 def start(thread: threading.Thread) -> None:

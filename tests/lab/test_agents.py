@@ -36,10 +36,10 @@ def agent(job_id: str, minimum: int, maximum: int) -> str:
                 found = gathering.gather()
             except MingleError as error:
                 return str(error)
-            hosts = gathering.present is not None
+            hosts = gathering.state.present is not None
             report("gathered", session=found.formation.session, generation=found.generation, is_host=hosts)
             gathering.session_lost.wait()
-            report("session_lost", lost=gathering.lost, ended=gathering.ended)
+            report("session_lost", lost=gathering.state.lost, ended=gathering.state.ended)
     finally:
         gathering.close("the test is over")
 

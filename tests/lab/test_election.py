@@ -50,10 +50,10 @@ def start(hosts: list[Host], job_id: str, seed: int, longest: float = 3.0) -> li
 
 def found_with_id(job_id: str, world_size: int, member: bytes) -> dict[str, Any]:
     """Find the others under this member id; the lowest one wins elections. The job forms also without a mesh."""
-    from mingle.engine import discovery
+    from mingle.engine import party
 
-    made = discovery.process_identity
-    discovery.process_identity = lambda *args, **more: structs.replace(made(*args, **more), member=member)
+    made = party.process_identity
+    party.process_identity = lambda *args, **more: structs.replace(made(*args, **more), member=member)
     report_log()
     with mingle.discover(job_id, world_size=world_size, discovery_timeout=TIMEOUT, mesh="off") as job:
         report("formed", rank=job.rank, master_addr=job.master_addr)

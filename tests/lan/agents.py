@@ -154,7 +154,7 @@ class AgentProcess(Process):
         return float("inf")
 
     def _wake(self) -> None:
-        if self.agent.deadline_passed(self.now):
+        if self.agent.expired(self.now):
             self.agent.give_up(self.facts(), self.now)
             self._flush()
             return
@@ -235,7 +235,7 @@ class AgentInvariants:
         assert isinstance(process, AgentProcess)
         outcome, part = process.outcome, process.agent.part
         self.crowded |= len(self.agents()) > self.policy.nodes.maximum
-        assert not process.alive or not process.agent.deadline_passed(process.now - 1.0), "it waits beyond its timeout"
+        assert not process.alive or not process.agent.expired(process.now - 1.0), "it waits beyond its timeout"
         # A host that was killed while it sent GO has decided it.
         if isinstance(part, ElasticHost) and part.outcome is not None and part.session not in self.sessions:
             self._check_generation(part)

@@ -93,6 +93,11 @@ class FixedGathering:
         # Each agent reaches the store at an address of its own: the connections of one are told apart by it.
         self._address = f"127.0.0.{1 + len(place.members)}"
 
+    @property
+    def state(self) -> FixedGathering:
+        """What the loop publishes."""
+        return self
+
     def gather(self) -> Gathered:
         if self._timeout:
             raise DiscoveryTimeoutError.explain("1 of 2 nodes", cause="b was not started", remedy="start it")

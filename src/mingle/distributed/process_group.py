@@ -11,7 +11,6 @@ import inspect
 import logging
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -137,7 +136,7 @@ def abandon() -> None:
         return
     _abandoned = weakref.ref(group)
     del group  # the last reference must go in the thread: the destructor of Gloo's group waits for its operations
-    thread = threading.Thread(target=_end_quietly, name="mingle-abandoned-destroy", daemon=True)
+    thread = detached.thread("destroy", _end_quietly)
     detached.start(thread)
     thread.join(DESTROY_SECONDS)
 

@@ -29,7 +29,8 @@ from mingle.distributed.environment import process_environment
 from mingle.distributed.process_group import GroupArguments
 from mingle.distributed.session import LoneSession, RunningSession, Session
 from mingle.engine import progress, store
-from mingle.engine.discovery import Discovery, collector_paused, process_identity, resume_collector
+from mingle.engine.discovery import Discovery, collector_paused, resume_collector
+from mingle.engine.party import process_identity
 from mingle.errors import ConfigurationError, MingleError, no_port, opening
 from mingle.job import Job, Member
 from mingle.network.interfaces import port_range

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -193,8 +194,8 @@ class RunningSession(Session):
         """
         if self._discovery.failure is not None:
             raise self._discovery.failure.copied()
-        if self._discovery.store_server is not None:
-            handle = self._discovery.store_server.handle
+        if self._discovery.stores.server is not None:
+            handle = self._discovery.stores.server.handle
         elif (client := self._discovery.take_client()) is not None:
             if not (self._is_connected and time.monotonic() - client.proved_at < FRESH_SECONDS):
                 self._await_store(client, seconds)
@@ -258,8 +259,8 @@ class RunningSession(Session):
             self._group = weakref.ref(group)
         self.awaits_group = False
         self._group_stood = self._discovery.group_stands = True
-        if self._discovery.store_server is not None:
-            self._discovery.store_server.release()
+        if self._discovery.stores.server is not None:
+            self._discovery.stores.server.release()
         if (membership := self._discovery.membership) is not None:
             membership.ready(self._discovery.driver.clock())
 
@@ -275,7 +276,7 @@ class RunningSession(Session):
                 # A job without a process group may have done its work.
                 logger.info("%s", error.observation)
             else:
-                self._discovery.say(error.observation)
+                self._discovery.say(logging.ERROR, error.observation)
 
     def group_stands(self) -> None:
         """Take note that the process group has taken the store over; on the store's rank, wait until that is done.
@@ -285,7 +286,7 @@ class RunningSession(Session):
         """
         if self._discovery.failure is not None:
             raise self._discovery.failure.copied()
-        if self._discovery.store_server is None:
+        if self._discovery.stores.server is None:
             self._discovery.call(self._note_group)  # no store is released, so there is no need to wait for the thread
             return
         self._discovery.ask(self._note_group)

@@ -196,8 +196,8 @@ class Agent:
         """The sign in a shared folder now."""
         return self.part.showing() if self.part is not None else None
 
-    def deadline_passed(self, now: float) -> bool:
-        """Return whether the time of the present gathering is up."""
+    def expired(self, now: float) -> bool:
+        """Return whether the deadline of the present gathering has passed."""
         return isinstance(self.part, Elector) and self.part.expired(now)
 
     def give_up(self, facts: NetworkFacts, now: float) -> None:

@@ -7,41 +7,27 @@ anew.
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from msgspec import structs
-
-from mingle import forksafe, records
-from mingle.config.order import order_of
 from mingle.config.settings import Settings
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import Hold
 from mingle.elastic.quorum import Policy
-from mingle.engine import progress
-from mingle.engine.discovery import FILES_PER_NODE, job_key, machine_context, make_room, process_identity
-from mingle.engine.driver import Driver
-from mingle.engine.loop import Loop
-from mingle.engine.progress import Progress
-from mingle.engine.store import StoreKeeper
-from mingle.errors import MingleError, opening
-from mingle.network import folders
-from mingle.network.folder import FolderStorage
+from mingle.engine.party import FILES_PER_NODE, Party
+from mingle.errors import MingleError
 from mingle.network.transport import NothingOpenedError
-from mingle.protocol.effects import CloseStore, Effect, Inspect
-from mingle.protocol.events import InterfacesChanged
-from mingle.protocol.machine import Formation
+from mingle.protocol.effects import CloseStore
+from mingle.protocol.machine import Context, Formation
 from mingle.protocol.observations import NetworkFacts
 from mingle.records import logger
-from mingle.wire.authentication import JobKey
+from mingle.wire.frames import Unit
 
 ASK_SECONDS = 1.0
 """How often this agent asks whether the session stands, until torchrun gets its round."""
@@ -72,8 +58,18 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
-    """The agent's state as its callers read it: replaced as a whole, so that reading needs no lock."""
+class AgentState:
+    """What the loop publishes of its agent, replaced as a whole.
+
+    Attributes:
+        gathered: the session that the agent is in; None: it is in none.
+        present: on the host, the member ids of all that are in the session now, its own included; None elsewhere.
+        ending: on the host: whether an agent has ended the job for all, after which no round begins.
+        hold: how firmly the agent knows that its session is the only one.
+        lost: why the session that :meth:`Gathering.gather` returned was lost, in words; None while it exists.
+        ended: why the host has ended the job on purpose, in words; None: it has not.
+        failure: the error that has ended the last attempt to gather.
+    """
 
     gathered: Gathered | None = None
     present: frozenset[bytes] | None = None
@@ -82,10 +78,9 @@ class _State:
     lost: str | None = None
     ended: str | None = None
     failure: MingleError | None = None
-    time_is_up: bool = False
 
 
-class Gathering(Loop):
+class Gathering(Party):
     """One agent's place among the agents of its job, across generations. Thread-safe.
 
     Nothing is sent before the first :meth:`gather`. From then on the loop drives the agent's machine, to the end of its
@@ -96,59 +91,23 @@ class Gathering(Loop):
         policy: how many nodes the job may have, and how many found and keep a session; the same on all of them.
     """
 
-    _stores: StoreKeeper
-    _agent: Agent
-    """The machine; only the loop touches it."""
+    name = "mingle-agent"
+    unit: Unit = "node"
+    files_per_member = FILES_PER_NODE
+    _machine: Agent
 
     def __init__(self, settings: Settings, policy: Policy) -> None:
-        super().__init__("mingle-agent", settings.job_id, clock=boot_time)
+        super().__init__(settings, minimum=policy.nodes.minimum, clock=boot_time)
         self.session_lost = threading.Event()
-        """Set whenever ``lost`` or ``ended`` becomes set; cleared by :meth:`gather`."""
-        self._settings = settings
+        """Set whenever ``state`` says ``lost`` or ``ended``; cleared by :meth:`gather`."""
         self._policy = policy
-        self._identity = process_identity(
-            settings, minimum=policy.nodes.minimum, unit="node", addresses=self._addresses
-        )
-        self._pid = os.getpid()
-        self._quiet = settings.progress == "off"
-        self._key: JobKey | None = None
-        self._storages: Mapping[str, FolderStorage] = {}
-        self._progress: Progress | None = None
-        self._lock = forksafe.register_lock(threading.Condition())
-        self._state = _State()
-        self._unopened: NothingOpenedError | None = None
-        self._reason = "its part has ended"
-        self._inspection: Inspect | None = None
-        """What the caller has to find out about this machine."""
+        self.state = AgentState()
         self._losses = 0
-        self._closed = False
-
-    # --- what is known ---------------------------------------------------------------------------------------------
 
     @property
     def member(self) -> bytes:
         """This agent's own member id, the same in all its sessions."""
-        return self._identity.member
-
-    @property
-    def present(self) -> frozenset[bytes] | None:
-        """On the host, the member ids of all that are in the session now, its own included; None elsewhere."""
-        return self._state.present
-
-    @property
-    def ending(self) -> bool:
-        """On the host: whether an agent has ended the job for all, after which no round begins."""
-        return self._state.ending
-
-    @property
-    def lost(self) -> str | None:
-        """Why the session that :meth:`gather` returned was lost, in words; None while it exists."""
-        return self._state.lost
-
-    @property
-    def ended(self) -> str | None:
-        """Why the host has ended the job on purpose, in words; None: it has not."""
-        return self._state.ended
+        return self.identity.member
 
     # --- what the caller does --------------------------------------------------------------------------------------
 
@@ -161,90 +120,28 @@ class Gathering(Loop):
             InterfaceError: no interface can be used.
             MingleError: the job has ended, this gathering is closed, or no file descriptor is free.
         """
-        nodes = self._policy.nodes.maximum
-        progress = Progress(self._settings.job_id, nodes, None, off=self._quiet, now=self.clock())
-        self._start_once()
-        self._progress = progress
-        try:
-            self.ask(self._begin, patient=True)
-            return self._await_session(progress)
-        except MingleError:
-            if self._closed:
-                raise elastic_reports.closed_here(self._identity) from None
-            if self._unopened is not None:
-                raise self._unopened.diagnosed() from None
-            raise
-        except BaseException:  # a signal handler of torchrun's
-            self._progress = None
-            progress.interrupted(lambda: self.ask(self._agent.snapshot), self.clock())
-            raise
-        finally:
-            self._progress = None
-            progress.close()
-            records.flush()
-
-    def _start_once(self) -> None:
-        with self._lock:
-            if self._closed or os.getpid() != self._pid:
-                raise elastic_reports.closed_here(self._identity)
-            if self._thread is None:
-                self._key = job_key(self._settings)
-                if self._settings.peers:
-                    codecs.lookup("idna")  # of the names that the resolver's threads look up
-                with opening("what a gathering needs"):
-                    self._storages = folders.storages(self._settings.folders, self._settings.job_id)
-                try:
-                    self.start()
-                except MingleError:  # a full cgroup refuses threads: a later call starts anew
-                    self._thread = None
-                    folders.close(self._storages)
-                    raise
-                except BaseException:
-                    self._closed = self._stopping = True
-                    folders.close(self._storages)  # the loop may never have opened them
-                    raise
+        if self._stopping or os.getpid() != self._pid:
+            raise elastic_reports.closed_here(self.identity)
+        if self._thread is None:
+            self.start()
+        return self._await(self._outcome, self._begin)
 
     def _begin(self) -> None:
-        with self._lock:
-            self._state = replace(self._state, lost=None, failure=None, time_is_up=False)
-            self.session_lost.clear()
-        self._agent.gather(self.clock())
+        self.session_lost.clear()
+        self._time_is_up = False
+        self.state = replace(self.state, lost=None)
+        self._machine.gather(self.clock())
         self._publish()
 
-    def _await_session(self, progress: Progress) -> Gathered:
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise elastic_reports.closed_here(self._identity)
-                state = self._state
-                if state.gathered is not None:
-                    return state.gathered
-                if state.failure is not None:
-                    raise state.failure.copied()
-                if state.ended is not None:
-                    raise elastic_reports.ended(self._identity, state.ended)
-                inspection, self._inspection = self._inspection, None
-                if inspection is None and not state.time_is_up:
-                    due = progress.next_timer()
-                    if due is None or (seconds := due - self.clock()) > 0:
-                        self._lock.wait(None if due is None else seconds)
-                        continue
-            if inspection is not None:
-                self.inspect(inspection)
-                continue
-            if state.time_is_up:
-                self._give_up()
-            self.show(progress)
-
-    def _give_up(self) -> None:
-        """Have the agent's gathering end with the error that explains why the time is up."""
-        with contextlib.suppress(MingleError):  # the loop is starved, or it has ended with an outcome of its own
-            facts = self.facts()
-            self.ask(lambda: self._end_gathering(facts))
-
-    def _end_gathering(self, facts: NetworkFacts) -> None:
-        if self._agent.deadline_passed(now := self.clock()):
-            self._agent.give_up(facts, now)
+    def _outcome(self) -> Gathered | None:
+        state = self.state
+        if self._stopping:
+            raise elastic_reports.closed_here(self.identity)
+        if state.gathered is None and state.failure is not None:
+            raise state.failure.copied()
+        if state.gathered is None and state.ended is not None:
+            raise elastic_reports.ended(self.identity, state.ended)
+        return state.gathered
 
     def await_round(self, is_over: Callable[[], bool], seconds: float) -> bool:
         """Block until torchrun can get a round that is complete now; a signal handler can raise out of it.
@@ -259,152 +156,79 @@ class Gathering(Loop):
             Whether it can: False if the session is lost, the job has ended, or the round is given up.
         """
         made, asked_at, deadline = boot_time(), float("-inf"), time.monotonic() + seconds
-        while not (self._closed or self.session_lost.is_set() or is_over() or time.monotonic() > deadline):
-            with self._lock:
-                state, now = self._state, boot_time()
-                if state.lost is None and state.hold.allows(made, now):
-                    return True
-                if now < asked_at + ASK_SECONDS:
-                    self._lock.wait(ROUND_WAIT_SECONDS)
-                    continue
-            asked_at = now
-            self.call(lambda: self._agent.ask_round(self.clock()))
+        while not (self._stopping or self.session_lost.is_set() or is_over() or time.monotonic() > deadline):
+            state, now = self.state, boot_time()
+            if state.lost is None and state.hold.allows(made, now):
+                return True
+            if now >= asked_at + ASK_SECONDS:
+                asked_at = now
+                self.call(lambda: self._machine.ask_round(self.clock()))
+            self.wait(self.clock() + ROUND_WAIT_SECONDS)
         return False
 
     def workers_done(self) -> None:
         """Note that this node's workers are done: from now on a loss starts no election and no gathering."""
-        with self._lock:
-            started = self._thread is not None and not self._closed
-        if started:
-            self.call(lambda: self._agent.stop_electing())  # noqa: PLW0108 - the loop makes the agent first
-
-    def close(self, reason: str) -> None:
-        """End this agent's part in the job on purpose: the others hear the reason and do not count it as lost.
-
-        Where it hosts the session, the job has ended for all. Returns when every socket is closed and the thread has
-        ended; a call that is blocked in torch is left behind. A second call does nothing, nor does one in a fork.
-        """
-        if os.getpid() != self._pid:
-            return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._reason = reason
-            self._state = replace(self._state, gathered=None, present=None)
-            self._lock.notify_all()
-        self.stop()
+        if self._thread is not None:
+            self.call(lambda: self._machine.stop_electing())  # noqa: PLW0108 - the loop makes the agent first
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
-    def _open(self, stack: contextlib.ExitStack) -> None:
-        settings = self._settings
-        make_room(self._policy.nodes.maximum, FILES_PER_NODE, what="node", quiet=self._quiet)
-        self.driver = driver = Driver(
-            settings,
-            settings.job_id,
-            self._key,
-            stack,
-            storages=self._storages,
-            clock=self.clock,
-            perform=self._perform,
-            scanned=self._scanned,
-            say=self._say,
-        )
-        self._stores = StoreKeeper(driver, self.call, port=settings.master_port)
-        stack.callback(self._stores.release)
-        stack.callback(self._stores.close)
-        context = machine_context(settings, self._key, driver)
-        endpoints = driver.control_port.listen(locally=settings.mesh != "off")
-        order = order_of(settings.placement, self._identity.who.hostname, endpoints.addresses[0].address)
-        self._identity = structs.replace(self._identity, order=order)
-        self._agent = Agent(
-            self._identity,
-            endpoints,
-            context,
-            self.clock(),
-            policy=self._policy,
-            wall_clock=time.time,
-        )
-        driver.drive(self._agent, verifies=True)
+    def _make_machine(self, context: Context) -> Agent:
+        endpoints = self._listen()
+        return Agent(self.identity, endpoints, context, self.clock(), policy=self._policy, wall_clock=time.time)
 
     def _turn(self) -> None:
-        agent, stores = self._agent, self._stores
-        if not self._state.time_is_up:
-            self.driver.turn()
-        elif self._progress is not None:
-            self._rest()  # the caller that waits says what is known of this machine
-        else:
-            self._end_gathering(self.driver.evidence.facts())
-            self.driver.carry_out()
-        self._log_stage()
-        if stores.server is not None:
+        super()._turn()
+        if self.stores.server is not None:
             # A client of this session's store can still hold the port in the next session.
-            stores.port = None
-        if agent.finished and agent.hosting is None:
-            stores.release()  # that of a session that this agent has given up
+            self.stores.port = None
+        if self._machine.finished and self._machine.hosting is None:
+            self.stores.release()  # that of a session that this agent has given up
         self._publish()
 
-    def _leave(self) -> None:
-        self.driver.part(lambda: self._agent.close(self._reason))
+    def _give_up(self, facts: NetworkFacts) -> None:
+        if self._machine.expired(now := self.clock()):
+            self._machine.give_up(facts, now)
+        self._time_is_up = False
 
     def _fail(self) -> None:
-        self._stores.close()
+        self.stores.close()
         self._end_store()
 
-    def _ended(self, error: BaseException | None, over: MingleError) -> None:
-        if isinstance(error, NothingOpenedError):
-            self._unopened = error
+    def _ended(self, error: BaseException | None) -> None:
         self._publish()
         if error is not None and not isinstance(error, MingleError | NothingOpenedError):
-            self._say(logging.ERROR, str(self.failure), error)
+            self.say(logging.ERROR, str(self.failure), error)
 
-    # --- what the driver calls -------------------------------------------------------------------------------------
-
-    def _scanned(self, now: float, changed: bool) -> None:
-        if changed:
-            self._agent.handle(InterfacesChanged(), now)
-        self.driver.relisten(now, locally=self._settings.mesh != "off")
-
-    def _say(self, level: int, text: str, error: BaseException | None = None) -> None:
-        if self._progress is not None or error is not None:
-            progress.say(level, text, quiet=self._quiet, error=error)
-        else:
-            logger.log(level, "%s", text)
-
-    def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, CloseStore):
-            logger.debug("job %s: the store is closed: %s", self._settings.job_id, effect.reason)
-            self._end_store()
-        elif isinstance(effect, Inspect):
-            with self._lock:
-                self._inspection = effect
-                self._lock.notify_all()
-        else:
-            self._stores.perform(effect)
+    def _close_store(self, effect: CloseStore) -> None:
+        logger.debug("job %s: the store is closed: %s", self.settings.job_id, effect.reason)
+        self._end_store()
 
     def _end_store(self) -> None:
-        self._stores.abort()
-        self._stores.release()
+        self.stores.abort()
+        self.stores.release()
+
+    def say(self, level: int, text: str, error: BaseException | None = None) -> None:
+        """Show a message to people while a caller waits, and failures at any time; else only log it."""
+        if self._progress is not None or error is not None:
+            super().say(level, text, error)
+        else:
+            logger.log(level, "%s", text)
 
     # --- what callers read -----------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        state = self._present_state()
-        with self._lock:
-            if self._closed:
-                return
-            self._state = state
-            if state.lost is not None or state.ended is not None:
-                self.session_lost.set()
-            self._lock.notify_all()
+        self.state = state = self._present_state()
+        if state.lost is not None or state.ended is not None:
+            self.session_lost.set()
+        self._notify()
 
-    def _present_state(self) -> _State:
-        before, failure = self._state, self.failure
-        if failure is not None:
+    def _present_state(self) -> AgentState:
+        before = self.state
+        if self.failure is not None:
             # The machine's state is void after the failure, and no other session follows.
-            return _State(lost=failure.observation, ended=before.ended, failure=failure)
-        agent = self._agent
+            return AgentState(lost=self.failure.observation, ended=before.ended)
+        agent = self._machine
         lost, outcome, gathered = before.lost, agent.outcome, before.gathered
         if agent.losses > self._losses:
             self._losses, lost = agent.losses, agent.lost
@@ -413,7 +237,7 @@ class Gathering(Loop):
             gathered = None
         elif gathered is None or gathered.formation.session != outcome.session:
             gathered = Gathered(outcome, agent.generation, agent.small)
-        return _State(
+        return AgentState(
             gathered=gathered,
             present=None if hosting is None else frozenset(hosting.registrar.seats),
             ending=hosting is not None and hosting.quorum.ending,
@@ -421,5 +245,4 @@ class Gathering(Loop):
             lost=lost,
             ended=agent.ended,
             failure=agent.failure,
-            time_is_up=agent.deadline_passed(self.clock()),
         )

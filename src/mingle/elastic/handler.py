@@ -147,13 +147,13 @@ class AgentHandler(RendezvousHandler):
         )
 
     def _closed_error(self) -> RendezvousClosedError:
-        ended = self._gathering.ended
+        ended = self._gathering.state.ended
         text = "has been closed by one of its agents" if ended is None else f"has ended: {ended}"
         return RendezvousClosedError(f"job {self.get_run_id()!r} {text}")
 
     def _present_rounds(self) -> Rounds:
         """Return the rendezvous of the present session; if there is none, gather the agents first."""
-        lost = self._gathering.lost
+        lost = self._gathering.state.lost
         if self._rounds is not None and lost is None:
             return self._rounds
         if self._rounds is not None:
@@ -241,9 +241,9 @@ class AgentHandler(RendezvousHandler):
         rounds = self._rounds
         if self._void:
             return 1
-        if rounds is None or rounds.closed or self._gathering.ended is not None:
+        if rounds is None or rounds.closed or self._gathering.state.ended is not None:
             return 0
-        if self._gathering.lost is not None:
+        if self._gathering.state.lost is not None:
             return 1
         return rounds.nodes_waiting()
 
@@ -253,7 +253,7 @@ class AgentHandler(RendezvousHandler):
 
     def is_lost(self) -> bool:
         """Return whether the store failed because the session is lost; the gathering can notice later."""
-        return self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS) and self._gathering.lost is not None
+        return self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS) and self._gathering.state.lost is not None
 
     def workers_done(self) -> None:
         """Tell the gathering that this node's workers are done."""
@@ -269,25 +269,25 @@ class AgentHandler(RendezvousHandler):
 
         def is_over() -> bool:
             nonlocal deadline
-            if self._gathering.ended is not None:
+            if self._gathering.state.ended is not None:
                 deadline = min(deadline, time.monotonic() + ENDED_SECONDS)
-            return self._gathering.lost is not None or time.monotonic() > deadline
+            return self._gathering.state.lost is not None or time.monotonic() > deadline
 
         try:
             return detached.run(function, "rendezvous", is_over)
         except AbandonedError:
             pass
         except (OSError, RuntimeError):
-            if self._gathering.ended is None:
+            if self._gathering.state.ended is None:
                 raise
-        reason = self._gathering.lost or self._gathering.ended
+        reason = self._gathering.state.lost or self._gathering.state.ended
         raise RendezvousConnectionError(f"the agents' store is gone: {reason}") from None
 
     # --- the end -------------------------------------------------------------------------------------------------
 
     def is_closed(self) -> bool:
         """Return whether the job has been ended for good."""
-        ended = self._gathering.ended is not None or self._gathering.ending
+        ended = self._gathering.state.ended is not None or self._gathering.state.ending
         return self._closed or ended or (self._rounds is not None and self._rounds.closed)
 
     def set_closed(self) -> None:
@@ -297,7 +297,7 @@ class AgentHandler(RendezvousHandler):
             RendezvousError: the other agents could not be told.
         """
         self._closed = True
-        if self._rounds is not None and self._gathering.ended is None:
+        if self._rounds is not None and self._gathering.state.ended is None:
             self.call(self._rounds.close)
 
     def shutdown(self) -> bool:

@@ -214,7 +214,7 @@ class Rounds:
         monitor = Monitor(
             heartbeat_client,
             settings,
-            lambda: self._gathering.present,
+            lambda: self._gathering.state.present,
             self._ended,
             lambda: self._reconnect(inner, monitor),
         )
@@ -419,8 +419,7 @@ class Monitor:
         self._missed: Counter[Any] = Counter()
         self._error: Exception | None = None
         self._failing_since: float | None = None
-        # By its name a thread may be left behind: this one can be inside a blocked call.
-        detached.start_explained(threading.Thread(target=self._run, name="mingle-abandoned-monitor", daemon=True))
+        detached.start_explained(detached.thread("monitor", self._run))
 
     def use(self, client: Store) -> None:
         """Read by another client from now on."""

@@ -1,7 +1,7 @@
 """The driver: where a machine, sockets and the clock meet.
 
 One selector serves datagrams, control connections and the calls of other threads. Nothing in it blocks for long, and it
-waits on sockets with deadlines. A `Loop` runs its turns in a thread, for the machine of a rank or an agent; an
+waits on sockets with deadlines. A `Party` runs its turns in a thread, for the machine of a rank or an agent; an
 `Observer` or a `Pinger` runs them in the thread of its command.
 """
 

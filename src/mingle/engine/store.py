@@ -15,7 +15,6 @@ import math
 import os
 import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -561,7 +560,7 @@ class StoreKeeper:
             else:
                 self._call(result)
 
-        detached.start_explained(threading.Thread(target=run, name=f"mingle-abandoned-{what}", daemon=True))
+        detached.start_explained(detached.thread(what, run))
 
     def _raise(self, error: BaseException) -> None:
         if not self._closed:

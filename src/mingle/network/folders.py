@@ -11,7 +11,6 @@ import hashlib
 import os
 import queue
 import random
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -260,7 +259,7 @@ class _Visit:
         self.busy_since: float | None = None
         """When the turn began that has not ended; None: there is none."""
         self._signs: queue.SimpleQueue[Sign | _End | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._run, name="mingle-abandoned-folder", daemon=True)
+        self.thread = detached.thread("folder", self._run)
         detached.start_explained(self.thread)
 
     def show(self, sign: Sign | None) -> None:

@@ -164,9 +164,7 @@ def resolve_all(hostnames: Iterable[str]) -> dict[str, tuple[list[str], str]]:
                 name = waiting.popleft()
                 results[name] = _looked_up(name)
 
-    threads = [
-        threading.Thread(target=look_up, name="mingle-abandoned-look-up", daemon=True) for _ in names[:LOOK_UPS_AT_ONCE]
-    ]
+    threads = [detached.thread("look-up", look_up) for _ in names[:LOOK_UPS_AT_ONCE]]
     deadline = time.monotonic() + NAME_SECONDS
     for thread in threads:
         detached.start_explained(thread)
@@ -202,7 +200,7 @@ class LookUp:
             self._ended.set()
 
         try:
-            detached.start(threading.Thread(target=look_up, name="mingle-abandoned-look-up", daemon=True))
+            detached.start(detached.thread("look-up", look_up))
         except RuntimeError:  # the limit of threads is reached: nothing is known of the name servers
             self._ended.set()
 

@@ -86,9 +86,7 @@ class Peers:
         try:
             for first in range(min(len(names), MAX_THREADS)):
                 work = names[first::MAX_THREADS]
-                detached.start_explained(
-                    threading.Thread(target=self._run, args=(work,), name="mingle-abandoned-resolver", daemon=True)
-                )
+                detached.start_explained(detached.thread("resolver", self._run, work))
         except BaseException:
             self.stop()
             raise

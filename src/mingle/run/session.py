@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from mingle.config.values import Peer
 from mingle.engine.discovery import Discovery
 from mingle.errors import MingleError
 from mingle.protocol.effects import CloseStore, Effect, ProveStore
-from mingle.protocol.host import Host
 from mingle.protocol.machine import Formation, lone_formation, roster_digest
 from mingle.protocol.member import Joiner
 from mingle.run import addresses
@@ -41,6 +38,7 @@ class NodeSession(Discovery):
     keeper = PortKeeper
     scans_on = True
     watches = False  # no process group comes or goes
+    name = "mingle-node"
     unit = "node"
 
     def __init__(self, settings: Settings) -> None:
@@ -56,12 +54,11 @@ class NodeSession(Discovery):
         self._lost: CloseStore | None = None
         self._roster: list[Seat] | None = None
         """All machines, once a member has heard of them."""
-        self._news: SimpleQueue[None] = SimpleQueue()
+
+    def _close_store(self, effect: CloseStore) -> None:
+        self._lost = effect
 
     def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, CloseStore):
-            self._lost = effect
-            return
         if isinstance(effect, ProveStore):
             # The session is sealed. The answer comes before GO, so no machine needs node 0 for it after GO.
             self._joiner.ask_roster()
@@ -87,39 +84,28 @@ class NodeSession(Discovery):
         Raises:
             MingleError: an unforeseen exception has ended the loop.
         """
-        seconds = None if until is None else max(0.0, until - time.monotonic())
-        with contextlib.suppress(Empty):
-            self._news.get(timeout=seconds)
+        self.wait(until)
         if self.failure is not None:
             raise self.failure.copied()
 
     def _turn(self) -> None:
         super()._turn()
-        if self._formed:
+        if self.formation is not None:
             self._note()
-            self._tell_news()
-
-    def _ended(self, error: BaseException | None, over: MingleError) -> None:
-        super()._ended(error, over)
-        self._tell_news()
-
-    def _tell_news(self) -> None:
-        if self._news.empty():
-            self._news.put(None)
+            self._notify()
 
     def _note(self) -> None:
-        machine = self._part
-        if isinstance(machine, Host):
+        if (host := self.host) is not None:
             if self._lost is not None and self.trouble is None:
                 self.driver.interfaces.rescan(self.clock())  # a host does not look at them after GO
                 self.trouble = self._failed_elsewhere(_describe(self._lost))
-            self.others_left = machine.registrar.seats.all_left
+            self.others_left = host.registrar.seats.all_left
             return
-        membership = machine.membership
+        membership = self.membership
         assert membership is not None
         self.others_left, self._leaving = True, membership.leaving
-        if self._roster is None and roster_digest(machine.roster.seats) == self._formation.roster_digest:
-            self._roster = list(machine.roster.seats)
+        if self._roster is None and roster_digest(membership.roster.seats) == self._formation.roster_digest:
+            self._roster = list(membership.roster.seats)
         if membership.close_reason:
             self.trouble = self._failed_elsewhere(membership.close_reason)
         elif membership.host_lost_error is not None:
@@ -147,12 +133,11 @@ class NodeSession(Discovery):
         Raises:
             MingleError: node 0 is gone, or does not answer.
         """
-        machine = self._part
-        if isinstance(machine, Host):
-            return addresses.places_of(self._formation, self.ask(machine.registrar.roster))
+        if (host := self.host) is not None:
+            return addresses.places_of(self._formation, self.ask(host.registrar.roster))
         self.ask(self._note)
         if self._roster is None:  # the connection broke before it came
-            self.call(machine.ask_roster)
+            self.call(self._joiner.ask_roster)
         until = time.monotonic() + ROSTER_SECONDS
         while self._roster is None:
             if self.trouble is not None:
@@ -168,9 +153,8 @@ class NodeSession(Discovery):
 
     @property
     def _formation(self) -> Formation:
-        formation = self._part.outcome
-        assert formation is not None
-        return formation
+        assert self.formation is not None
+        return self.formation
 
     @property
     def _joiner(self) -> Joiner:
@@ -178,12 +162,6 @@ class NodeSession(Discovery):
         machine = self._machine if self._elector is None else self._elector.joiner
         assert isinstance(machine, Joiner)
         return machine
-
-    @property
-    def _part(self) -> Host | Joiner:
-        """The machine, once the others have been found."""
-        assert isinstance(self._machine, Host | Joiner)
-        return self._machine
 
     def pass_on(self) -> None:
         """End the session because of the trouble; the host tells the other machines."""
@@ -193,12 +171,11 @@ class NodeSession(Discovery):
 
     def leave(self) -> bool:
         """As a member, tell node 0 that the command has ended; return whether it has heard of it."""
-        machine = self._part
-        return isinstance(machine, Host) or self._tell(machine, f"{COMMAND} has ended", failed=False)
+        return self.host is not None or self._tell(f"{COMMAND} has ended", failed=False)
 
-    def _tell(self, machine: Joiner, reason: str, *, failed: bool) -> bool:
+    def _tell(self, reason: str, *, failed: bool) -> bool:
         """Say good-bye until node 0 answers: the connection can be dead, and the network be cut for a moment."""
-        until, membership = time.monotonic() + LEAVE_SECONDS, machine.membership
+        until, membership = time.monotonic() + LEAVE_SECONDS, self.membership
         assert membership is not None
 
         def leave() -> None:
@@ -217,12 +194,12 @@ class NodeSession(Discovery):
             how: how the command ended.
             waits: whether to wait for node 0's answer.
         """
-        machine, reason = self._part, f"{COMMAND} {how}"
-        if isinstance(machine, Host):
+        reason = f"{COMMAND} {how}"
+        if self.host is not None:
             self.close(f"node 0 on host {self.identity.who.hostname}: {reason}")
         else:
             if waits:
-                self._tell(machine, reason, failed=True)
+                self._tell(reason, failed=True)
             self.close(reason, failed=True)
 
 

@@ -34,8 +34,9 @@ from mingle.distributed import gloo, rendezvous
 from mingle.distributed.environment import process_environment
 from mingle.distributed.session import LoneSession, Session
 from mingle.distributed.url_scheme import rendezvous_handler
-from mingle.engine import discovery, driver, progress, store, udp_endpoint
-from mingle.engine.discovery import Discovery, process_identity
+from mingle.engine import discovery, driver, party, progress, store, udp_endpoint
+from mingle.engine.discovery import Discovery
+from mingle.engine.party import process_identity
 from mingle.errors import (
     ConfigurationError,
     DiscoveryTimeoutError,
@@ -426,7 +427,7 @@ def test_a_signal_handlers_exception_just_after_go_is_a_loss(entry_point: str, m
     job_id, port = job_name("alarm"), free_udp_port()
     host = discovery_of(settings_of(job_id, 0, 2, port))
     losses: list[str] = []
-    monkeypatch.setattr(host, "say", lambda text, _error=None: losses.append(text))
+    monkeypatch.setattr(host, "say", lambda _level, text, _error=None: losses.append(text))
     flush = records.flush
 
     def handle_signal() -> None:
@@ -441,8 +442,8 @@ def test_a_signal_handlers_exception_just_after_go_is_a_loss(entry_point: str, m
         with pytest.raises(InterruptedError):
             getattr(mingle, entry_point)(job_id, rank=1, world_size=2, port=port, interface="lo", discovery_timeout=60)
         running.result(30)
-        assert host.store_server is not None
-        until(lambda: not host.store_server.held)
+        assert host.stores.server is not None
+        until(lambda: not host.stores.server.held)
     host.close("the test is over")
     (lost,) = losses
     assert "rank 1" in lost
@@ -486,7 +487,7 @@ def test_a_rank_that_waits_collects_garbage_meanwhile(monkeypatch: pytest.Monkey
             if gc.isenabled():
                 collects.set()
 
-    monkeypatch.setattr(discovery, "Progress", Progress)
+    monkeypatch.setattr(party, "Progress", Progress)
     monkeypatch.setattr(discovery, "COLLECTOR_PAUSE_SECONDS", 0.05)
     with pytest.raises(DiscoveryTimeoutError):
         mingle.discover(job_name("collects"), rank=1, world_size=2, port=free_udp_port(), discovery_timeout=4.0)
@@ -584,7 +585,7 @@ def interrupted(call: Callable[[], Closable], line: int) -> str | None:
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal passed, begun, place
         if not frame.f_globals.get("__name__", "").startswith(
-            ("mingle.distributed", "mingle.engine.discovery", "mingle.engine.loop", "mingle.job")
+            ("mingle.distributed", "mingle.engine.discovery", "mingle.engine.party", "mingle.job")
         ):
             return None
         # The end of a with block counts as its first line, before the call of __exit__: no signal comes in between.
@@ -833,7 +834,7 @@ def test_process_that_can_host_raises_its_file_limit(
     def stop(*_: object, **__: object) -> None:
         raise Stop
 
-    monkeypatch.setattr(discovery, "make_room", lambda members, *_, **__: asked.append(members))
+    monkeypatch.setattr(party, "make_room", lambda members, *_, **__: asked.append(members))
     monkeypatch.setattr(Discovery, "_drive", stop)
     with pytest.raises(MingleError, match="unforeseen Stop"):
         mingle.discover("room", rank=rank, world_size=2)

@@ -20,7 +20,7 @@ import pytest
 import mingle
 from mingle.distributed import process_group, session
 from mingle.distributed.session import LoneSession, RunningSession
-from mingle.engine import loop, store
+from mingle.engine import party, store
 from mingle.errors import MingleError
 from mingle.job import Member
 from mingle.protocol import membership
@@ -41,7 +41,7 @@ AT_ONCE = 50.0
 
 @pytest.fixture(autouse=True)
 def _long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(party, "ANSWER_SECONDS", 60.0)
     monkeypatch.setattr(session, "ROSTER_SECONDS", 60.0)
 
 
@@ -198,7 +198,7 @@ def test_the_alarm_of_the_user_is_not_taken_for_a_thread_that_does_not_answer(
 def test_a_thread_that_does_not_answer_is_not_taken_for_rank_zero(
     sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(party, "ANSWER_SECONDS", 0.05)
     monkeypatch.setattr(ranks[1].discovery, "call", lambda *_: None)
     fails_soon(sessions[1], "its loop has not answered for 0.05 s", "look at the load of this machine")
 
@@ -209,7 +209,7 @@ def test_a_thread_that_does_not_answer_is_not_taken_for_rank_zero(
 def test_the_store_is_let_go_of_when_the_process_group_stands(
     ranks: list[Formed], sessions: list[RunningSession], group: Group
 ) -> None:
-    server = ranks[0].discovery.store_server
+    server = ranks[0].discovery.stores.server
     assert server is not None
     assert server.held
     group.stands = True
@@ -269,7 +269,7 @@ def test_rank_zero_waits_for_nobody_without_a_group_or_when_it_fails(
 
 
 def test_made_process_group_counts_before_it_is_seen(ranks: list[Formed], sessions: list[RunningSession]) -> None:
-    server = ranks[0].discovery.store_server
+    server = ranks[0].discovery.stores.server
     for each in sessions:
         each.group_stands()
     assert server is not None
@@ -422,7 +422,7 @@ def test_blocked_store_call_fails_when_the_members_thread_dies(
         sessions = [RunningSession(*rank) for rank in ranks]
         entry = sessions[1].entry(60)
         assert entry is not None
-        handle, discovery, server = entry[0], ranks[1].discovery, ranks[0].discovery.store_server
+        handle, discovery, server = entry[0], ranks[1].discovery, ranks[0].discovery.stores.server
         assert server is not None
         held = server.handle
         assert held is not None
@@ -457,8 +457,8 @@ def test_torch_is_handed_the_connection_by_which_the_store_was_proved(monkeypatc
         proved = list(connected)
         entries = [entry for each in sessions if (entry := each.entry(5)) is not None]
         assert [place for _, *place in entries] == [[0, 3], [1, 3], [2, 3]]
-        assert ranks[0].discovery.store_server is not None
-        assert entries[0][0] is ranks[0].discovery.store_server.handle
+        assert ranks[0].discovery.stores.server is not None
+        assert entries[0][0] is ranks[0].discovery.stores.server.handle
         assert {id(handle) for handle, *_ in entries[1:]} == {id(each.hand_over()) for each in proved}
         assert connected == proved, "none is opened for torch"
         entries[1][0].set("a", "b")
@@ -540,11 +540,11 @@ def test_a_member_that_fails_before_its_process_group_stands_is_a_loss(
     reason: str,
 ) -> None:
     """Rank 0's store is closed then: otherwise the other ranks would wait for this one until torch's timeout."""
-    host, server = ranks[0].discovery.host, ranks[0].discovery.store_server
+    host, server = ranks[0].discovery.host, ranks[0].discovery.stores.server
     assert host is not None
     assert server is not None
     losses: list[str] = []
-    monkeypatch.setattr(ranks[0].discovery, "say", lambda text, _error=None: losses.append(text))
+    monkeypatch.setattr(ranks[0].discovery, "say", lambda _level, text, _error=None: losses.append(text))
     sessions[1].awaits_group = awaits_group
     group.stands = stands
     sessions[1].close(failing=failing)

@@ -159,8 +159,8 @@ def test_failed_agent_rests_until_it_is_asked_again() -> None:
     assert agent.failure is None
     assert isinstance(agent.part, Elector)
     assert agent.part.endpoints.addresses == moved
-    assert not agent.deadline_passed(now + 4.9)
-    assert agent.deadline_passed(now + 5.0)
+    assert not agent.expired(now + 4.9)
+    assert agent.expired(now + 5.0)
 
 
 def test_closed_agent_looks_for_no_session() -> None:

@@ -25,10 +25,9 @@ from mingle.elastic import gathering as agents
 from mingle.elastic import leases, member, quorum
 from mingle.elastic.gathering import Gathered, Gathering
 from mingle.elastic.quorum import Nodes, Policy
-from mingle.engine import store
-from mingle.engine.discovery import FILES_PER_NODE
+from mingle.engine import party, store
 from mingle.engine.driver import Driver
-from mingle.engine.loop import ANSWER_SECONDS
+from mingle.engine.party import ANSWER_SECONDS, FILES_PER_NODE
 from mingle.errors import DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.network.transport import NothingOpenedError
 from tests.support.loopback import answers, job_name, longer, until
@@ -85,7 +84,7 @@ def gather(*several: Gathering) -> list[Gathered]:
 
 
 def host_first(several: list[Gathering]) -> list[Gathering]:
-    return sorted(several, key=lambda agent: agent.present is None)
+    return sorted(several, key=lambda agent: agent.state.present is None)
 
 
 def kill(agent: Gathering) -> None:
@@ -99,8 +98,8 @@ def kill(agent: Gathering) -> None:
             with contextlib.suppress(OSError):  # it does not stand yet
                 connection.socket.shutdown(socket.SHUT_WR)
         agent.driver.connections.close()
-        agent._agent.closed = True
-        agent._agent.part = agent._agent.outcome = None
+        agent._machine.closed = True
+        agent._machine.part = agent._machine.outcome = None
         agent._stopping = True
 
     agent.call(die)
@@ -115,7 +114,7 @@ def test_gathering_imports_without_torch() -> None:
 def test_an_agent_alone_opens_its_store_and_closes_it(job: Job) -> None:
     alone = job.agent(1, 1)
     (found,) = gather(alone)
-    server, control = alone._stores.server, alone._agent.endpoints.port
+    server, control = alone.stores.server, alone._machine.endpoints.port
     assert server is not None
     assert server.handle is not None
     assert answers(found.formation.store_port)
@@ -130,7 +129,7 @@ def test_an_agent_alone_opens_its_store_and_closes_it(job: Job) -> None:
 
 def test_every_agent_makes_room_since_each_can_become_host(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, bool]] = []
-    monkeypatch.setattr(agents, "make_room", lambda *count, what, quiet: asked.append((*count, quiet)))
+    monkeypatch.setattr(party, "make_room", lambda *count, what, quiet: asked.append((*count, quiet)))
     with ThreadPoolExecutor(1) as pool:
         agent = job.agent(1, 700)
         gathering = pool.submit(agent.gather)
@@ -164,7 +163,7 @@ def test_a_thread_that_the_system_refuses_is_an_error_and_leaves_nothing_behind(
     assert not hasattr(alone, "driver")
     if again:
         alone.gather()
-        assert alone.present == {alone.member}
+        assert alone.state.present == {alone.member}
     alone.close("the test is over")
 
 
@@ -176,13 +175,13 @@ def test_agents_gather_and_share_a_store(job: Job) -> None:
     (generation,) = {each.generation for each in found}
     assert began - 1 <= generation <= time.time()
     host, *others = host_first(several)
-    assert host._stores.server is not None
-    assert all(other._stores.server is None for other in others)
-    assert host._stores.server.port == found[0].formation.store_port
-    until(lambda: host.present == {agent.member for agent in several})
-    assert others[0].present is None
+    assert host.stores.server is not None
+    assert all(other.stores.server is None for other in others)
+    assert host.stores.server.port == found[0].formation.store_port
+    until(lambda: host.state.present == {agent.member for agent in several})
+    assert others[0].state.present is None
     assert gather(*several) == found, "asked again, it is the same session"
-    assert not any(agent.session_lost.is_set() or agent.lost or agent.ended for agent in several)
+    assert not any(agent.session_lost.is_set() or agent.state.lost or agent.state.ended for agent in several)
 
 
 def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
@@ -192,7 +191,7 @@ def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
     host.close("its workers failed")
     host.close("a second time")
     assert other.session_lost.wait(30)
-    assert (other.lost, other.ended) == (None, "its workers failed")
+    assert (other.state.lost, other.state.ended) == (None, "its workers failed")
     with pytest.raises(MingleError, match="has ended: its workers failed"):
         other.gather()
     with pytest.raises(MingleError, match="this agent has closed its part"):
@@ -207,7 +206,7 @@ def test_round_of_a_session_that_is_lost_is_not_returned_and_the_next_gathering_
 
         def lost_meanwhile() -> bool:
             """The session is lost, and another one stands, just when the round could be returned."""
-            if other.lost is None:
+            if other.state.lost is None:
                 kill(host)
                 assert other.session_lost.wait(30)
                 pool.submit(job.agent(1, 2).gather)
@@ -215,13 +214,13 @@ def test_round_of_a_session_that_is_lost_is_not_returned_and_the_next_gathering_
             return False
 
         def stands() -> bool:
-            other.call(lambda: other._agent.ask_round(other.clock()))
-            return other._state.gathered is not None and other._state.hold.allows(other.clock() - 0.5, other.clock())
+            other.call(lambda: other._machine.ask_round(other.clock()))
+            return other.state.gathered is not None and other.state.hold.allows(other.clock() - 0.5, other.clock())
 
         assert not other.await_round(lost_meanwhile, 60.0)
-    assert other.lost is not None
+    assert other.state.lost is not None
     assert other.gather().formation.session != first.formation.session
-    assert (other.lost, other.session_lost.is_set()) == (None, False)
+    assert (other.state.lost, other.session_lost.is_set()) == (None, False)
 
 
 def test_round_is_returned_for_answers_to_what_was_asked_after_it_was_complete(job: Job) -> None:
@@ -247,7 +246,7 @@ def test_agent_with_finished_workers_gathers_no_more(job: Job) -> None:
     kill(host)
     assert other.session_lost.wait(30)
     # Its word and the loss may come in one round of the loop, in either order.
-    until(lambda: other._agent.part is None)
+    until(lambda: other._machine.part is None)
 
 
 def test_too_few_nodes_are_an_error_that_counts_and_names_them(job: Job) -> None:
@@ -293,7 +292,7 @@ def test_an_interrupted_wait_says_how_far_it_has_come(job: Job, caplog: pytest.L
     agent = job.agent(2, 2)
 
     def interrupt() -> None:
-        until(lambda: agent.ask(lambda: agent._agent.snapshot().joined, patient=True))
+        until(lambda: agent.ask(lambda: agent._machine.snapshot().joined, patient=True))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, raised)
@@ -319,7 +318,7 @@ def test_an_interrupt_while_the_thread_is_started_leaves_nothing_behind(
     closed: list[str] = []
     storages = {"dir:/shared": SimpleNamespace(close=lambda: closed.append("dir:/shared"))}
     with monkeypatch.context() as patched:
-        patched.setattr(agents.folders, "storages", lambda *_: storages)
+        patched.setattr(party.folders, "storages", lambda *_: storages)
         patched.setattr(threading.Thread, "start", interrupt)
         with pytest.raises(KeyboardInterrupt):
             alone.gather()
@@ -339,12 +338,12 @@ def test_a_store_of_a_session_that_was_given_up_is_not_kept(job: Job) -> None:
     planted = threading.Event()
 
     def plant() -> None:
-        member._stores.server = given_up
+        member.stores.server = given_up
         planted.set()
 
     member.call(plant)
     assert planted.wait(30)
-    until(lambda: member._stores.server is None)
+    until(lambda: member.stores.server is None)
     assert given_up.handle is None
 
 
@@ -377,7 +376,7 @@ def test_sockets_that_cannot_be_opened_are_no_defect_of_ours_however_slowly_the_
         raise NothingOpenedError(29499, {"eth0": "EADDRNOTAVAIL"})
 
     monkeypatch.setattr(Gathering, "_fail_calls", fail_calls)
-    monkeypatch.setattr(agents, "Driver", fail)
+    monkeypatch.setattr(party, "Driver", fail)
     agent = job.agent()
     try:
         with pytest.raises(InterfaceError, match="nothing could be opened for discovery on UDP port 29499"):
@@ -393,11 +392,11 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
     host, member = host_first(several)
     mine, other = (host, member) if part == "host" else (member, host)
     client = socket.create_connection((found[0].formation.store_address, found[0].formation.store_port))
-    control = mine._agent.endpoints.port
+    control = mine._machine.endpoints.port
     mine.call(lambda: 1 // 0)
     assert mine.session_lost.wait(30)
-    assert "unforeseen ZeroDivisionError" in (mine.lost or "")
-    assert mine.present is None
+    assert "unforeseen ZeroDivisionError" in (mine.state.lost or "")
+    assert mine.state.present is None
     with client:
         client.settimeout(30)
         if part == "host":

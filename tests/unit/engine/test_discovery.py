@@ -23,7 +23,8 @@ from mingle import records
 from mingle.config import values
 from mingle.config.settings import Settings
 from mingle.engine import driver, progress, store, udp_endpoint
-from mingle.engine.discovery import Discovery, make_room
+from mingle.engine.discovery import Discovery
+from mingle.engine.party import make_room
 from mingle.engine.store import StoreServer
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.network import interfaces
@@ -98,7 +99,7 @@ def test_ranks_form_and_hold_one_store(secret: bytes | None) -> None:
         assert {(each.address, each.interface, each.place.local_world_size) for each in found} == {
             ("127.0.0.1", "lo", 3)
         }
-        server = ranks[0].discovery.store_server
+        server = ranks[0].discovery.stores.server
         assert server is not None
         assert (server.address, server.port, server.held) == ("127.0.0.1", found[0].store_port, True)
         store.prove(server.address, server.port, found[0].session, server.token)
@@ -237,7 +238,7 @@ def test_a_serving_thread_that_dies_closes_store_and_sockets_and_tells_who_waits
 ) -> None:
     with formed(2) as ranks:
         discovery = ranks[rank].discovery
-        server = ranks[0].discovery.store_server
+        server = ranks[0].discovery.stores.server
         assert server is not None
         client = socket.create_connection((server.address, server.port))
         told: list[MingleError] = []
@@ -273,7 +274,7 @@ def test_a_serving_thread_that_dies_closes_store_and_sockets_and_tells_who_waits
 def test_a_member_whose_thread_dies_cuts_its_own_connections_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registrar, "RETURN_SECONDS", 60.0)  # until then rank 0 keeps the store open
     with formed(2) as ranks:
-        server = ranks[0].discovery.store_server
+        server = ranks[0].discovery.stores.server
         assert server is not None
         with socket.create_connection((server.address, server.port)) as client:
             client.settimeout(30)
@@ -286,7 +287,7 @@ def test_a_store_that_a_process_group_has_taken_over_outlives_the_serving_thread
     """The job trains: its store is torch's, and nobody waits for mingle."""
     with formed(2) as ranks:
         discovery = ranks[0].discovery
-        server = discovery.store_server
+        server = discovery.stores.server
         assert server is not None
         held, client = server.handle, socket.create_connection((server.address, server.port))
         assert held is not None
@@ -300,7 +301,7 @@ def test_a_store_that_a_process_group_has_taken_over_outlives_the_serving_thread
 
 
 def test_connections_of_a_members_process_group_outlive_the_serving_thread(ranks: list[Formed]) -> None:
-    server, member = ranks[0].discovery.store_server, ranks[1].discovery
+    server, member = ranks[0].discovery.stores.server, ranks[1].discovery
     assert server is not None
     with socket.create_connection((server.address, server.port)) as client:
         member.group_stands = True
@@ -333,9 +334,9 @@ def test_errors_reach_stderr_where_logging_is_not_configured(
 ) -> None:
     monkeypatch.setattr(records, "handlers", lambda *_: iter(()))
     discovery = ranks[0].discovery
-    monkeypatch.setattr(discovery._progress, "_quiet", False)
+    monkeypatch.setattr(discovery, "_quiet", False)
     if what == "error":
-        discovery.say("the thread has failed", ZeroDivisionError("a riddle"))
+        discovery.say(logging.ERROR, "the thread has failed", ZeroDivisionError("a riddle"))
         assert capfd.readouterr().err == "mingle: the thread has failed\nZeroDivisionError: a riddle\n"
     else:
         discovery.ask(lambda: discovery._perform(CloseStore("rank 1 was lost")))
@@ -473,7 +474,7 @@ def test_a_seal_that_is_called_off_while_its_store_is_opened_leaves_one_store(mo
         until(lambda: (machine.registrar.state.epoch, type(machine.registrar.state)) == (2, Sealing))
         go_on.set()
         assert hosting.result(30).store_port == joining.result(30).store_port == fixed
-    server = host.store_server
+    server = host.stores.server
     assert server is not None
     store.prove(server.address, fixed, server.session, server.token)
     for each in (second, host):
@@ -579,6 +580,7 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     waiting = opened(alone(rank, progress="auto"))
+    shown = progress.Progress(waiting.settings.job_id, 2, rank, off=False, now=time.monotonic())
     own = [each.address for each in waiting.driver.control_port.addresses]
     offer = datagrams.Offer(
         job=waiting.settings.job_id,
@@ -598,7 +600,7 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
 
     with contextlib.ExitStack() as stack:
         stack.callback(waiting.close, "the test is over")
-        stack.callback(waiting._progress.close)
+        stack.callback(shown.close)
         callers = []
         if waiting.driver.connections.port:
             callers = [stack.enter_context(socket.socket())]
@@ -607,7 +609,7 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
                 caller.connect((own[0], waiting.driver.connections.port))
             for _ in range(5):
                 waiting.ask(fall_due)
-                waiting.show(waiting._progress)
+                waiting.show(shown)
             facts = waiting.facts()
             until(lambda: waiting.driver.connections.starved or not callers)
         assert facts.sent > 0
@@ -676,5 +678,5 @@ def test_a_rank_warns_of_a_short_secret(
     secret: bytes | None, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(values, "_remarks", {})
-    alone(1, secret=secret, progress="auto").close("the test is over")
+    opened(alone(1, secret=secret, progress="auto")).close("the test is over")
     assert ("the secret has fewer than 16 characters" in caplog.text) is warned

@@ -1,4 +1,4 @@
-"""The loop's thread: what it must not do, and that nothing of the application reaches it."""
+"""A party: what its loop must not do, and that nothing of the application reaches it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 import mingle
 from mingle.engine import store
-from mingle.engine.loop import INSPECTION_SECONDS, FailedCall, Loop
+from mingle.engine.party import INSPECTION_SECONDS, FailedCall, Party
 from mingle.errors import MingleError
 from mingle.network import inspection
 from mingle.protocol.effects import Inspect
@@ -167,7 +167,7 @@ def test_control_c_ends_a_wait_within_a_fifth_of_a_second(rank: int) -> None:
 def test_the_end_of_a_loop_that_is_blocked_is_waited_for_within_a_bound(
     ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mingle.engine.loop.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("mingle.engine.party.STOP_SECONDS", 0.1)
     free, started = threading.Event(), time.monotonic()
     ranks[1].discovery.call(lambda: free.wait(120) and None)
     ranks[1].discovery.close("at the exit")
@@ -266,8 +266,8 @@ def test_signal_handlers_exception_at_any_time_reaches_the_caller_without_a_leak
     assert ended >= wanted
 
 
-class Served(Loop):
-    """A loop whose calls are run at once, by whoever makes them."""
+class Served(Party):
+    """A party whose calls are run at once, by whoever makes them."""
 
     def call(self, function: Callable[[], None], failed: FailedCall | None = None) -> None:
         function()
@@ -277,9 +277,9 @@ def test_this_machine_is_looked_at_once_a_second_at_most(monkeypatch: pytest.Mon
     """A host names the peers, and without a secret any process on the network can be one."""
     blocked, told, times = Blocked(address="10.0.0.2", chain="inet a b"), list[Inspected](), [100.0]
     monkeypatch.setattr(inspection, "blocked_connection", lambda *_: blocked)
-    loop = Served("a loop", "job", clock=lambda: times[-1])
-    loop.driver = SimpleNamespace(tell=told.append)  # type: ignore[assignment]
+    party = Served(settings_of("job", 0, 2, 1), clock=lambda: times[-1])
+    party.driver = SimpleNamespace(tell=told.append)  # type: ignore[assignment]
     for number, seconds in enumerate((0.0, INSPECTION_SECONDS / 2, INSPECTION_SECONDS)):
         times.append(100.0 + seconds)
-        loop.inspect(Inspect(number, "eth0", "10.0.0.1", 4000, ()))
+        party.inspect(Inspect(number, "eth0", "10.0.0.1", 4000, ()))
     assert told == [Inspected(0, blocked), Inspected(1, None), Inspected(2, blocked)]

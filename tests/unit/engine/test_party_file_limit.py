@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mingle.engine import discovery, progress
-from mingle.engine.discovery import FILES_PER_RANK, free_files, make_room
+from mingle.engine import party, progress
+from mingle.engine.party import FILES_PER_RANK, free_files, make_room
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -49,7 +49,7 @@ def test_room_for_the_connections_of_a_large_job(
 @pytest.mark.parametrize("counts", [True, False])
 def test_how_many_files_can_still_be_opened(monkeypatch: pytest.MonkeyPatch, counts: bool) -> None:
     if not counts:  # a kernel that does not say how many there are
-        monkeypatch.setattr(discovery, "_OWN_FILES", Path("/dev/fd/"))
+        monkeypatch.setattr(party, "_OWN_FILES", Path("/dev/fd/"))
     before = free_files()
     with Path(os.devnull).open() as one, Path(os.devnull).open() as other:
         assert (before - free_files(), one.closed, other.closed) == (2, False, False)
