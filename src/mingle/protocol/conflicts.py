@@ -115,8 +115,13 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         session = self.sightings.remember(offer, targets, sender, in_folder=in_folder)
         if session is None or now < session.retry_at:
             return
-        if session.running is not None and (session.running.state == "open") != (offer.state == "open"):
-            session.give_up(now)  # the datagram says that it has changed: ask again
+        if session.running is not None:
+            changed = (session.running.state == "open") != (offer.state == "open")
+        else:  # a host that was called while it took members, and only competed
+            lives = session.alive_since is not None or session.presumed_dead
+            changed = offer.state == "sealed" and session.is_proved and not lives
+        if changed:
+            session.give_up(now)  # as the datagram says: ask again
         if session.race is None:
             self._prove(session, now)
         self.sightings.weigh(now)
@@ -143,7 +148,10 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         """Handle what another host says."""
         if isinstance(frame, frames.Running):
             is_rival = frame.state == "open" and self._contest is not None
-            if not is_rival:
+            if is_rival:
+                session.forget_life()  # an election waits for the end of no session that takes members
+                session.presumed_dead = False
+            else:
                 self.sightings.said(session, frame, now)
             if self._contest is not None and not self._contest.rival_said(session, frame, now) and is_rival:
                 session.give_up(now)

@@ -501,9 +501,11 @@ class Elector:
         if host is not None and offer.session == host.session:
             return  # forged with another host id: it is no other host
         session = self.sightings.remember(offer, targets, sender) if host is not None else None
-        if host is None or session is None or session.races_to("conflict") or now < session.retry_at:
+        if host is None or session is None or session.races_to("conflict"):
             return
-        session.retry_at = now + CALL_AGAIN_SECONDS
+        if now < max(session.retry_at, session.report_at):
+            return
+        session.report_at = now + CALL_AGAIN_SECONDS
         if session.is_proved and not self._loses_to(offer):
             session.send(frames.HostSeen(offer=host.offer()))
         else:

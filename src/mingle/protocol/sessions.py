@@ -41,7 +41,7 @@ class KnownSession(Struct, eq=False):
     race: ConnectionRace | None = None
     retry_at: float = 0.0
     report_at: float = 0.0
-    """The time from which to report it again to the host of another session."""
+    """The time from which to report it again to the host of another session, or to call it again as another host."""
     token: bytes = b""
     """The token of the last seat of this process there."""
     confirmed: bool = False
