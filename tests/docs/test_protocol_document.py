@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.protocol import host, member, membership, participant, phases
+from mingle.protocol import host, member, participant, phases
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.states import Transitions
 from mingle.wire import datagrams, frames
@@ -238,7 +238,6 @@ def test_groups_by_the_document(job: str) -> None:
 MACHINES: dict[str, Transitions] = {
     "member": member.TRANSITIONS,
     "participant": participant.TRANSITIONS,
-    "membership": membership.TRANSITIONS,
     "host": host.TRANSITIONS,
     "registrar": phases.TRANSITIONS,
 }

@@ -803,9 +803,9 @@ def test_a_session_whose_address_has_gone_ends_though_its_members_reach_the_host
     assert host.outcome is not None
     (member,) = without(agents, host)
     assert isinstance(member.agent.part, AgentMember)
-    assert member.agent.part.state.session is not None
-    assert member.agent.part.state.session.race is not None
-    assert member.agent.part.state.session.race.address != host.outcome.store_address
+    assert member.agent.part.session is not None
+    assert member.agent.part.session.race is not None
+    assert member.agent.part.session.race.address != host.outcome.store_address
     gone = host.machine.nic(host.outcome.store_address)
     assert gone is not None
     network.unplug(gone)

@@ -95,9 +95,9 @@ class AgentMember(Candidate):
 
     def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> protocol_reports.Cause | None:
         left_out = self._memory.left_out
-        if left_out is not None and self.state.session is None:
+        if left_out is not None and self.session is None:
             return left_out.detail, left_out.remedy
-        status = self._surplus_status or (None if self.state.session is None else self.status)
+        status = self._surplus_status or (None if self.session is None else self.status)
         if status is None:
             return super()._why_waiting(heard, facts)
         return reports.waiting(self.identity, self._memory, status, heard, facts)
@@ -105,14 +105,14 @@ class AgentMember(Candidate):
     @property
     def _surplus_status(self) -> frames.Status | None:
         """What a surplus agent waits for once it reaches no session."""
-        waits = self.is_surplus and self.state.session is None and not self.search.sightings.may_run()
+        waits = self.is_surplus and self.session is None and not self.search.sightings.may_run()
         return reports.surplus(self.identity, self._memory) if waits else None
 
     # --- what is heard ---------------------------------------------------------------------------------------------
 
     def _heard(self, message: Datagram, source: Source, now: float) -> None:
         """Handle a valid datagram; report other sessions of the job to the host, which may not hear them."""
-        current = self.state.session
+        current = self.session
         if current is None and self.is_surplus and isinstance(message, Offer) and message.state == "open":
             return  # it has no seat for this agent before it has formed
         if self.outcome is None:
@@ -183,7 +183,7 @@ class AgentMember(Candidate):
 
     def _mesh_session(self) -> KnownSession | None:
         """The session whose mesh this agent is part of: latecomers dial the members of one that runs, too."""
-        return self.state.session
+        return self.session
 
     # --- the steps -------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class AgentMember(Candidate):
     def _timeout(self, facts: NetworkFacts) -> MingleError:
         status = self._surplus_status or self.status or self._memory.best_status
         left_out = self._memory.left_out
-        if left_out is not None and self.state.session is None:
+        if left_out is not None and self.session is None:
             return reports.stayed_left_out(self.identity, left_out, self.timeout)
         if status is None:
             return super()._timeout(facts)

@@ -67,58 +67,52 @@ STATUS_BEFORE_DEADLINE_SECONDS = 1.0
 class Suspicion(Struct, frozen=True):
     """The host was asked for a sign of life: its process can be stopped, or its machine gone without a word."""
 
+    since: float
     until: float
-    """The time by which a frame must have come."""
+    """The time by which something must have come."""
     why: str
 
 
-class Link(Struct):
+class HostLink(Struct):
     """The connection to the host, which has proved its session."""
 
     session: KnownSession
-    heard_at: float
-    suspicion: Suspicion | None = None
     status_asked: bool = False
     """Whether the status was asked for that the error at the deadline needs."""
+    _suspicion: Suspicion | None = None
 
-    def heard(self, now: float) -> None:
-        """Take note that the host lives."""
-        self.heard_at, self.suspicion = now, None
+    @property
+    def suspicion(self) -> Suspicion | None:
+        """The last suspicion, if nothing has come since."""
+        suspicion = self._suspicion
+        return None if suspicion is None or self.session.heard_at > suspicion.since else suspicion
 
     def suspect(self, now: float, seconds: float, why: str) -> None:
         """Ask the host for a sign of life."""
         if self.suspicion is None:
-            self.suspicion = Suspicion(now + seconds, why)
+            self._suspicion = Suspicion(now, now + seconds, why)
             self.session.send(frames.Ping())
+
+
+class WayBack(Struct, frozen=True):
+    """The connection to the host broke while this member is bound to the session, and calls it before any other."""
+
+    session: KnownSession
+    until: float
 
 
 class _MemberState(Struct, frozen=True):
     """What holds in most states."""
 
     @property
-    def link(self) -> Link | None:
-        """The connection to a host, until the job has formed."""
+    def link(self) -> HostLink | None:
+        """The connection to a host."""
         return None
 
     @property
-    def session(self) -> KnownSession | None:
-        """The session whose host this member is connected to."""
-        return None if self.link is None else self.link.session
-
-    @property
-    def returns_to(self) -> KnownSession | None:
-        """The session that comes before any other."""
+    def way_back(self) -> WayBack | None:
+        """The way back on which the member is."""
         return None
-
-    @property
-    def seated(self) -> bool:
-        """Whether the member has a seat, and is connected to its host."""
-        return False
-
-    @property
-    def may_form(self) -> bool:
-        """Whether the host may decide GO with this member, or has, as long as they are connected."""
-        return False
 
 
 class Searching(_MemberState, frozen=True):
@@ -131,15 +125,14 @@ class Joining(_MemberState, frozen=True):
     """JOIN was sent."""
 
     stage: ClassVar[str] = "joining"
-    link: Link
-    back: Returning | None = None
-    """The way back on which the member is."""
+    link: HostLink
+    way_back: WayBack | None = None
 
 
 class Participating(_MemberState, frozen=True):
-    """The member has a seat."""
+    """The member has a seat in a session that has not formed."""
 
-    link: Link
+    link: HostLink
     part: Participant
 
     @property
@@ -147,76 +140,55 @@ class Participating(_MemberState, frozen=True):
         """The step of the commit."""
         return self.part.state.stage
 
-    @property
-    def seated(self) -> bool:
-        """Always."""
-        return True
 
-    @property
-    def may_form(self) -> bool:
-        """Whether the member has sent CONFIRMED."""
-        return self.part.is_bound
-
-
-class Returning(_MemberState, frozen=True):
-    """The connection broke after CONFIRMED: the member tries the same session first."""
+class Away(_MemberState, frozen=True):
+    """The connection broke after CONFIRMED, or after GO: the member calls the same session first."""
 
     stage: ClassVar[str] = "seeking"
-    returns_to: KnownSession
-    until: float
+    way_back: WayBack
 
 
-class Formed(_MemberState, frozen=True):
-    """GO has come."""
+class Attached(_MemberState, frozen=True):
+    """GO has come, and the member is connected to its host."""
 
     stage: ClassVar[str] = "formed"
-    membership: Membership
-
-    @property
-    def session(self) -> KnownSession | None:
-        """The session, while this member is connected to its host."""
-        return self.membership.state.session if self.membership.connected else None
-
-    @property
-    def returns_to(self) -> KnownSession | None:
-        """The session that this member calls again."""
-        return self.membership.returns_to
-
-    @property
-    def seated(self) -> bool:
-        """Whether this member is connected to its host."""
-        return self.membership.connected
-
-    @property
-    def may_form(self) -> bool:
-        """Always."""
-        return True
+    link: HostLink
 
 
-State: TypeAlias = Searching | Joining | Participating | Returning | Formed
+class Detached(_MemberState, frozen=True):
+    """GO has come, and the member has no host: it is gone, or no longer needed."""
+
+    stage: ClassVar[str] = "formed"
+
+
+State: TypeAlias = Searching | Joining | Participating | Away | Attached | Detached
 
 CLOSED, LEAVE, LOST, REFUSED = "CLOSED", "LEAVE", "connection lost", "REFUSED"
 PROVED = "a host proves its session: JOIN"
+GONE = "the job has formed, and the host is not needed, or gone"
 TRANSITIONS: Transitions = {
     Searching: {PROVED: Joining},
     Joining: {
         "JOINED": Participating,
+        "JOINED, the job has formed": Attached,
         REFUSED: Searching,
         CLOSED: Searching,
         LOST: Searching,
-        "connection lost on the way back": Returning,
+        "connection lost on the way back": Away,
+        GONE: Detached,
         LEAVE: Searching,
     },
     Participating: {
-        "GO": Formed,
+        "GO": Attached,
         REFUSED: Searching,
         CLOSED: Searching,
         LOST: Searching,
-        "connection lost after CONFIRMED": Returning,
+        "connection lost after CONFIRMED": Away,
         LEAVE: Searching,
     },
-    Returning: {PROVED: Joining, "refused on every address, or too late": Searching, LEAVE: Searching},
-    Formed: {},
+    Away: {PROVED: Joining, "refused on every address, or too late": Searching, GONE: Detached, LEAVE: Searching},
+    Attached: {"connection lost, the host is needed": Away, GONE: Detached},
+    Detached: {},
 }
 
 
@@ -237,6 +209,8 @@ class Joiner:
         self.timeout = context.timeout
         self.state: State = Searching()
         self.failure: MingleError | None = None
+        self.membership: Membership | None = None
+        """The place in the job with its host, once it has formed."""
         self.status: frames.Status | None = None
         """The last status of the job from its host."""
         self.roster = RosterAnswer(identity.world_size)
@@ -272,27 +246,32 @@ class Joiner:
     @property
     def outcome(self) -> Formation | None:
         """The place in the job, once it has formed."""
-        return self.state.membership.outcome if isinstance(self.state, Formed) else None
-
-    @property
-    def membership(self) -> Membership | None:
-        """The place in the job with its host, once it has formed."""
-        return self.state.membership if isinstance(self.state, Formed) else None
+        return None if self.membership is None else self.membership.outcome
 
     @property
     def finished(self) -> bool:
         """Whether there is an outcome or a failure."""
-        return isinstance(self.state, Formed) or self.failure is not None
+        return self.membership is not None or self.failure is not None
 
     @property
     def session(self) -> KnownSession | None:
         """The session whose host this member is connected to."""
-        return self.state.session
+        return None if self.state.link is None else self.state.link.session
 
     @property
     def returns_to(self) -> KnownSession | None:
         """The session that this member tries before any other."""
-        return self.state.returns_to
+        return self.state.way_back.session if isinstance(self.state, Away) else None
+
+    @property
+    def _seated(self) -> bool:
+        """Whether this member has a seat, and is connected to its host."""
+        return self.part is not None or (self.membership is not None and self.session is not None)
+
+    @property
+    def _may_form(self) -> bool:
+        """Whether the host may decide GO with this member, or has, as long as they are connected."""
+        return self.membership is not None or (self.part is not None and self.part.is_bound)
 
     @property
     def part(self) -> Participant | None:
@@ -308,12 +287,12 @@ class Joiner:
         if self.failure is not None:
             return None
         state, times = self.state, [self.search.sightings.next_timer(), self._callers.next_timer()]
-        if isinstance(state, Formed):
-            times.append(state.membership.next_timer())
+        if isinstance(state, Away) and state.way_back.session.race is None:
+            times.append(state.way_back.session.retry_at)
+        if self.membership is not None:
+            times.append(self.membership.next_timer())
         else:
             times += [self._deadline, self.search.next_timer(), self._suspicion_timer()]
-            if isinstance(state, Returning) and state.returns_to.race is None:
-                times.append(state.returns_to.retry_at)
             if isinstance(state, Participating):
                 times.append(state.part.next_timer())
                 if not state.link.status_asked:
@@ -322,7 +301,7 @@ class Joiner:
 
     def stage(self) -> str:
         """Return the current step, in a word, for the log."""
-        return self.state.stage
+        return self.state.stage if self.membership is None else Attached.stage
 
     def snapshot(self) -> Snapshot:
         """Return the state for the progress line."""
@@ -424,7 +403,7 @@ class Joiner:
 
     def _mesh_session(self) -> KnownSession | None:
         """The session whose mesh this member is part of: none before a seat is asked for, and from SEALED on."""
-        link, part = self.state.link, self.part
+        link, part = self.state.link if self.membership is None else None, self.part
         forming = part is None or isinstance(part.state, AwaitingConfirm | TryingPaths | AwaitingSeal)
         return link.session if link is not None and forming else None
 
@@ -435,7 +414,7 @@ class Joiner:
     def _heard(self, message: Datagram, source: Source, now: float) -> None:
         if self.finished:
             return
-        session = self.search.heard(message, source, now, seated=self.state.seated)
+        session = self.search.heard(message, source, now, seated=self._seated)
         if session is None:
             return
         link = self.state.link
@@ -446,7 +425,7 @@ class Joiner:
         else:
             self.search.offered(session, now)
 
-    def _offered_by_host(self, link: Link, session: KnownSession, now: float) -> None:
+    def _offered_by_host(self, link: HostLink, session: KnownSession, now: float) -> None:
         if session.race is None:
             return
         if session.race.address not in session.offer.addresses:
@@ -454,11 +433,11 @@ class Joiner:
             link.suspect(now, SUSPECT_SECONDS, "silent, and it no longer offers the address in use")
         session.race.add(session.targets)
 
-    def _another_offers(self, link: Link, other: KnownSession, now: float) -> None:
+    def _another_offers(self, link: HostLink, other: KnownSession, now: float) -> None:
         """Handle the OFFER of another host that takes members: the own one may have gone, or may not hear it."""
-        if not self.state.may_form:
+        if not self._may_form:
             link.suspect(now, SUSPECT_SECONDS, "silent while another host offered itself")
-        if self.state.seated and self.identity.rank is None and now >= other.report_at:
+        if self._seated and self.identity.rank is None and now >= other.report_at:
             other.report_at = now + HOST_SEEN_SECONDS
             link.session.send(frames.HostSeen(offer=other.offer))
 
@@ -470,7 +449,7 @@ class Joiner:
         """
         self.search.rewired(now)
         link = self.state.link
-        if link is not None and link.session.race is not None and not self.state.may_form:
+        if link is not None and link.session.race is not None and not self._may_form:
             link.session.race.prove_again(now)
             self._confirm_if_due(now)  # the last other attempt can have been given up just now
 
@@ -478,10 +457,7 @@ class Joiner:
 
     def join(self, session: KnownSession, now: float) -> None:
         """Ask the host of a session that has proved itself for a seat."""
-        if isinstance(self.state, Formed):
-            self.state.membership.rejoining(session, now)
-        else:
-            self._change(PROVED, Joining(Link(session, now), self.state if isinstance(self.state, Returning) else None))
+        self._change(PROVED, Joining(HostLink(session), self.state.way_back))
         if session.name != self._status_of:
             self.status = None
         session.send(self._application(session, now))
@@ -493,10 +469,6 @@ class Joiner:
     def host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Handle a frame of the own host."""
         state = self.state
-        if isinstance(state, Formed):
-            state.membership.heard(now)
-        elif state.link is not None:
-            state.link.heard(now)
         match frame:
             case frames.Ping():
                 proving = self.part is not None and self.part.is_proving
@@ -507,10 +479,14 @@ class Joiner:
                 self.roster.said(frame)
             case frames.Refused():  # without a secret any process can prove a session and say this
                 self._refused(session, frame, now)
-            case _ if isinstance(state, Formed):
-                state.membership.said(frame, now)
+            case frames.Closed() if self.membership is not None:
+                self.membership.close_reason = frame.reason or "it gave no reason"
             case frames.Closed():
                 self._closed_by_host(session, frame, now)
+            case frames.Joined() if isinstance(state, Joining) and self.membership is not None:
+                session.token = frame.token
+                self._change("JOINED, the job has formed", Attached(state.link))
+                self.membership.came_back(now)
             case frames.Joined() if isinstance(state, Joining):
                 self._joined(state, frame)
             case _ if isinstance(state, Participating):
@@ -567,15 +543,17 @@ class Joiner:
             roster_digest=sealed.roster_digest,
             unproved=sealed.unproved,
         )
-        self._change("GO", Formed(Membership(self.identity, outcome, session, self.roster, self.search.race)))
+        assert self.state.link is not None
+        self.membership = Membership(self.identity, outcome, self.roster, lambda: self.session)
+        self._change("GO", Attached(self.state.link))
 
     # --- REFUSED, CLOSED and loss ----------------------------------------------------------------------------------
 
     def _refused(self, session: KnownSession, frame: frames.Refused, now: float) -> None:
         session.hang_up()
         session.confirmed, session.acknowledged = False, None
-        if isinstance(self.state, Formed):
-            self.state.membership.refused()
+        if self.membership is not None:
+            self._detach(self.membership)
             return
         self._change(REFUSED, Searching())
         note(self.diagnostics.hosts, session.host_name, f"refused us: {frame.reason}")
@@ -618,24 +596,49 @@ class Joiner:
         """Handle the end of the connection to the host."""
         note(self.diagnostics.hosts, session.host_name, f"connection lost: {reason}")
         state = self.state
-        if isinstance(state, Formed):
-            state.membership.lost(session, reason, now)
+        if self.membership is not None:
+            if self.membership.lost(session, reason, now):
+                way_back = WayBack(session, now + RETURN_SECONDS)
+                event = "connection lost, the host is needed"
+                if isinstance(state, Joining):
+                    event = "connection lost on the way back"
+                self._change(event, Away(way_back))
+                self.search.race(session, now)
+            else:
+                self._detach(self.membership)
             return
         self.search.paths_broke()  # what broke this connection can fail the proof of another path as well
         self.search.resume(now)
-        if isinstance(state, Joining) and state.back is not None:
-            self._change("connection lost on the way back", state.back)
+        if isinstance(state, Joining) and state.way_back is not None:
+            self._change("connection lost on the way back", Away(state.way_back))
         elif isinstance(state, Participating) and state.part.is_bound:
-            self._change("connection lost after CONFIRMED", Returning(session, now + RETURN_SECONDS))
+            self._change("connection lost after CONFIRMED", Away(WayBack(session, now + RETURN_SECONDS)))
             self.search.race(session, now)
         else:
             self._change(LOST, Searching())
 
     def unreached(self, session: KnownSession, now: float, *, refused: bool) -> None:
         """Handle a race that was lost; ``refused``: on every address, so that the host's process has ended."""
-        if isinstance(self.state, Formed):
-            self.state.membership.unreached(session, now, refused=refused)
-        elif refused and isinstance(self.state, Returning) and session is self.state.returns_to:
+        if not (refused and isinstance(self.state, Away) and session is self.state.way_back.session):
+            return
+        if self.membership is None:
+            self._change("refused on every address, or too late", Searching())
+        elif now >= self.state.way_back.until:
+            self._detach(self.membership)
+
+    def _detach(self, membership: Membership) -> None:
+        """Have no host any more: the job has formed."""
+        membership.host_gone = True
+        self._change(GONE, Detached())
+
+    def _return(self, way_back: WayBack, now: float) -> None:
+        """Call the host again, or give it up."""
+        leaving = self.membership is not None and self.membership.leaving
+        if now < way_back.until or leaving:
+            self.search.race(way_back.session, now)
+        elif self.membership is not None:
+            self._detach(self.membership)
+        else:
             self._change("refused on every address, or too late", Searching())
 
     # --- time ------------------------------------------------------------------------------------------------------
@@ -647,7 +650,7 @@ class Joiner:
             return None
         if link.suspicion is not None:
             return link.suspicion.until
-        return link.heard_at + silence / 2 if silence is not None and self.state.may_form else None
+        return link.session.heard_at + silence / 2 if silence is not None and self._may_form else None
 
     def _watch_host(self, now: float) -> None:
         """Ask a host that is silent before GO, and leave one that does not answer."""
@@ -664,21 +667,16 @@ class Joiner:
             return
         self.search.sightings.handle_timer(now)
         self._callers.handle_timer(now)
-        if isinstance(self.state, Formed):
-            self.state.membership.handle_timer(now)
-            if self.state.membership.unanswered(now):
-                self.drop_host("it did not answer the good-bye", now)
-        else:
+        state = self.state
+        if isinstance(state, Away) and state.way_back.session.race is None and now >= state.way_back.session.retry_at:
+            self._return(state.way_back, now)
+        if self.membership is None:
             self._gather(now)
+        elif self.membership.unanswered(now):
+            self.drop_host("it did not answer the good-bye", now)
 
     def _gather(self, now: float) -> None:
         """Do everything that is due until the job has formed."""
-        state = self.state
-        if isinstance(state, Returning) and state.returns_to.race is None and now >= state.returns_to.retry_at:
-            if now < state.until:
-                self.search.race(state.returns_to, now)
-            else:
-                self._change("refused on every address, or too late", Searching())
         self.failure = self.search.sightings.verdict(now)
         self._confirm_if_due(now)
         self._watch_host(now)
@@ -694,7 +692,7 @@ class Joiner:
 
     def ask_status(self) -> None:
         """Ask the host for the job's status, for the progress line of this node."""
-        if self.state.seated and self.session is not None:
+        if self._seated and self.session is not None:
             self.session.send(frames.Ask(what="status"))
 
     def ask_roster(self) -> None:
@@ -733,8 +731,10 @@ class Joiner:
             reason: why.
             failed: whether the host must take this for a loss, after GO.
         """
-        if isinstance(self.state, Formed):
-            self.state.membership.close(reason, failed=failed)
+        if self.membership is not None:
+            self.membership.close(reason, failed=failed)
+            if not isinstance(self.state, Detached):
+                self._detach(self.membership)
         elif self.session is not None:
             self.session.send(frames.Leave(session=self.session.name, reason=reason[: frames.MAX_TEXT_CHARACTERS]))
         if self.part is not None:

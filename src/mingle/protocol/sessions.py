@@ -94,6 +94,12 @@ class KnownSession(Struct, eq=False):
         return self.race is not None and self.race.state is RaceState.PROVED
 
     @property
+    def heard_at(self) -> float:
+        """When its host was heard last on the connection that has proved it."""
+        winner = None if self.race is None else self.race.winner
+        return float("-inf") if winner is None else winner.heard_at
+
+    @property
     def is_asked(self) -> bool:
         """Whether it is said to be sealed, and is just being asked whether it lives."""
         race = self.race

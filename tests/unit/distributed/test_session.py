@@ -23,7 +23,7 @@ from mingle.distributed.session import LoneSession, RunningSession
 from mingle.engine import party, store
 from mingle.errors import MingleError
 from mingle.job import Member
-from mingle.protocol import membership
+from mingle.protocol import member
 from mingle.protocol.host import Host
 from mingle.protocol.member import Joiner
 from tests.support.alarms import alarm_after
@@ -128,15 +128,13 @@ def test_a_host_that_is_lost_without_a_word(
 ) -> None:
     joiner = ranks[1].discovery._machine
     assert isinstance(joiner, Joiner)
-    membership = joiner.membership
-    assert membership is not None
-    monkeypatch.setattr(membership, "_call", lambda *_: None)  # the way back
+    monkeypatch.setattr(joiner.search, "race", lambda *_: None)  # the way back
 
     def lose() -> None:
-        session = joiner.state.session
+        session = joiner.session
         assert session is not None
         joiner.drop_host("reset", time.monotonic())
-        membership.unreached(session, math.inf, refused=True)
+        joiner.unreached(session, math.inf, refused=True)
 
     ranks[1].discovery.call(lose)
     fails_soon(sessions[1], r"rank 0 is lost \(.*: reset\)")
@@ -329,7 +327,7 @@ def test_a_rank_zero_that_goes_before_the_process_group_is_named(
 def test_a_rank_zero_that_dies_before_the_process_group_is_an_error_in_the_log(
     sessions: list[RunningSession], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(member, "RETURN_SECONDS", 0.1)
     monkeypatch.setattr(session, "LOSS_NOTICED_SECONDS", 30.0)
     monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
     sessions[0].close(failing=True)

@@ -155,7 +155,7 @@ def test_member_tells_its_host_of_other_sessions(
     joiner = part(joined)
     sent: list[object] = []
     monkeypatch.setattr(KnownSession, "send", lambda _, frame: sent.append(frame))
-    current = joiner.state.session
+    current = joiner.session
     assert current is not None
     now = gathering.world.now + 5.0
     for message in (msgspec.structs.replace(OTHER, state="open"), OTHER, OTHER, current.offer):

@@ -19,8 +19,8 @@ from mingle.protocol.effects import Dial, Hangup
 from mingle.protocol.election import Candidate
 from mingle.protocol.events import Disconnected, Heard, InterfacesChanged, StoreProved, StoreUnreachable, TimerDue
 from mingle.protocol.machine import Context
-from mingle.protocol.member import HOST_SEEN_SECONDS, SUSPECT_SECONDS, Formed, Searching
-from mingle.protocol.membership import RETURN_SECONDS, Membership, Reconnecting
+from mingle.protocol.member import HOST_SEEN_SECONDS, SUSPECT_SECONDS, Attached, Away, Searching
+from mingle.protocol.membership import RETURN_SECONDS, Membership
 from mingle.protocol.participant import (
     STORE_RETRY_SECONDS,
     AwaitingConfirm,
@@ -94,17 +94,17 @@ class Joined:
         self.session.hang_up()
         self.session.retry_later(now)
         self.joiner.host_lost(self.session, reason, now)
-        return self.joiner.state.returns_to is not None
+        return self.joiner.returns_to is not None
 
 
-@pytest.mark.parametrize("state", [AwaitingConfirm, TryingPaths, AwaitingSeal, ProvingStore, AwaitingGo, Formed])
+@pytest.mark.parametrize("state", [AwaitingConfirm, TryingPaths, AwaitingSeal, ProvingStore, AwaitingGo, Attached])
 def test_member_returns_after_a_loss_once_it_has_confirmed(state: type) -> None:
     joined = Joined()
     joined.reach(state)
-    returning = state in (AwaitingSeal, ProvingStore, AwaitingGo, Formed)
+    returning = state in (AwaitingSeal, ProvingStore, AwaitingGo, Attached)
     assert joined.lose("reset", 5.0) is returning
     assert joined.joiner.session is None
-    assert (joined.joiner.state.returns_to is joined.session) is returning
+    assert (joined.joiner.returns_to is joined.session) is returning
 
 
 @pytest.mark.parametrize(("state", "returns_to"), [(ProvingStore, AwaitingConfirm), (AwaitingGo, AwaitingGo)])
@@ -153,7 +153,7 @@ def formed() -> Joined:
     joined.seal()
     joined.joiner.handle(StoreProved(SESSION, 1), 3.0)
     joined.hear(frames.Go(session=SESSION, epoch=1))
-    assert joined.state() is Formed
+    assert joined.state() is Attached
     return joined
 
 
@@ -163,9 +163,10 @@ def test_a_host_that_is_lost_after_go_is_given_up_when_it_cannot_be_returned_to(
     assert not membership.host_lost_error
     assert joined.lose("reset", 5.0)
     assert not membership.host_lost_error, "it is tried again first"
-    assert isinstance(membership.state, Reconnecting)
+    state = joined.joiner.state
+    assert isinstance(state, Away)
     joined.session.hang_up()
-    joined.joiner.handle(TimerDue(), membership.state.until)
+    joined.joiner.handle(TimerDue(), state.way_back.until)
     assert membership.host_lost_error
     assert "reset" in membership.loss
 
@@ -294,10 +295,10 @@ def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
     assert other is not None
     assert other.race is None
     joined.joiner.handle(TimerDue(), 2.1 + ADDRESS_SECONDS)
-    assert joined.joiner.state.returns_to is joined.session
+    assert joined.joiner.returns_to is joined.session
     for now in (2.0 + RETURN_SECONDS, 2.0 + RETURN_SECONDS + ADDRESS_SECONDS, 9.0):
         joined.joiner.handle(TimerDue(), now)
-    assert joined.joiner.state.returns_to is None
+    assert joined.joiner.returns_to is None
 
 
 @pytest.mark.parametrize(("address", "suspected"), [(ADDRESS, False), ("10.0.0.7", True)])

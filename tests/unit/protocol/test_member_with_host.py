@@ -24,7 +24,7 @@ from mingle.protocol.events import (
     TimerDue,
 )
 from mingle.protocol.handshake import HandshakeFailed, HostConversation
-from mingle.protocol.member import SUSPECT_SECONDS, Formed, Joining, Searching
+from mingle.protocol.member import SUSPECT_SECONDS, Attached, Joining, Searching
 from mingle.protocol.membership import READY_HEARD_SECONDS
 from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import SEEK_INTERVAL_MAX_SECONDS
@@ -178,7 +178,7 @@ def test_a_connection_that_breaks_on_the_way_back_loses_no_seal() -> None:
     alone.joiner.handle(TimerDue(), 4.2 + RETRY_SECONDS)
     (conn,) = alone.dialed()
     alone.answer(conn, 4.5, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
-    assert alone.step() is Formed, "its host may have decided GO with its ACK"
+    assert alone.step() is Attached, "its host may have decided GO with its ACK"
 
 
 def test_a_path_that_failed_while_the_connection_broke_is_proved_before_it_counts() -> None:
