@@ -258,7 +258,7 @@ def test_a_mistake_in_the_line_is_told_before_anything_else(lab: Lab, job: MakeJ
     host = lab.host()  # without a network: nothing could be sent
     lines: list[tuple[dict[str, Any], str]] = [
         ({"options": ["--rdzv-endpoint=node1:29400"]}, "drop --rdzv-endpoint"),
-        ({"conf": "typo=1"}, "mingle's keys are interface"),
+        ({"conf": "typo=1"}, "mingle's keys are node_rank, discovery_timeout, interface"),
     ]
     for line, part in lines:
         made = job("mistake", "1", **line)

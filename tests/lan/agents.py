@@ -155,7 +155,7 @@ class AgentProcess(Process):
 
     def _wake(self) -> None:
         if self.agent.expired(self.now):
-            self.agent.give_up(self.facts(), self.now)
+            self.agent.give_up(self.facts())
             self._flush()
             return
         due, rounds = self.agent.next_timer(), 0

@@ -200,11 +200,11 @@ class Agent:
         """Return whether the deadline of the present gathering has passed."""
         return isinstance(self.part, Elector) and self.part.expired(now)
 
-    def give_up(self, facts: NetworkFacts, now: float) -> None:
+    def give_up(self, facts: NetworkFacts) -> None:
         """End a gathering whose time is up with the error that explains it."""
         if isinstance(self.part, Elector):
             self.part.give_up(facts)
-            self._look(now)
+            self._end_failed()
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -232,12 +232,9 @@ class Agent:
 
     def _look(self, now: float) -> None:
         """Check, after every event, whether a session has formed or was lost."""
+        self._end_failed()
         part = self.part
-        if isinstance(part, Elector) and part.failure is not None:
-            self.failure = part.failure
-            part.close(type(part.failure).__name__)
-            self._drop_part()
-        elif isinstance(part, Elector) and part.outcome is not None:
+        if isinstance(part, Elector) and part.outcome is not None:
             acting = part.acting
             assert isinstance(acting, ElasticHost | AgentMember)
             self.part, self.outcome = acting, part.outcome
@@ -251,6 +248,14 @@ class Agent:
         elif isinstance(part, AgentMember) and part.lost_because is not None:
             part.close("the session is lost")
             self._fall(part.lost_because, part.moved_to, now)
+
+    def _end_failed(self) -> None:
+        """End the present gathering if it has failed."""
+        part = self.part
+        if isinstance(part, Elector) and part.failure is not None:
+            self.failure = part.failure
+            part.close(type(part.failure).__name__)
+            self._drop_part()
 
     def _fall(self, reason: str, moved_to: Offer | None, now: float) -> None:
         """Record the loss of the session, and look for the next one."""

@@ -25,7 +25,6 @@ from mingle.errors import MingleError
 from mingle.network.transport import NothingOpenedError
 from mingle.protocol.effects import CloseStore
 from mingle.protocol.machine import Context, Formation
-from mingle.protocol.observations import NetworkFacts
 from mingle.records import logger
 from mingle.wire.frames import Unit
 
@@ -185,11 +184,6 @@ class Gathering(Party):
         if self._machine.finished and self._machine.hosting is None:
             self.stores.release()  # that of a session that this agent has given up
         self._publish()
-
-    def _give_up(self, facts: NetworkFacts) -> None:
-        if self._machine.expired(now := self.clock()):
-            self._machine.give_up(facts, now)
-        self._time_is_up = False
 
     def _fail(self) -> None:
         self.stores.close()

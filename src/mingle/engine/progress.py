@@ -207,9 +207,7 @@ class Progress:
         with contextlib.suppress(OSError):  # the process has ended, or is in another pid namespace
             where = Path(f"/proc/{process}/fd/2").readlink()
             if where != Path("/proc/self/fd/2").readlink():
-                self.say(
-                    logging.INFO, f"job {self._job}: process {process} shows the progress of this node, on {where}"
-                )
+                say(logging.INFO, f"job {self._job}: process {process} shows the progress of this node, on {where}")
 
     def _look(self, cause: Cause | None, now: float) -> None:
         """Take note of what a look has found; a new cause has the log's next line come sooner."""
@@ -231,10 +229,6 @@ class Progress:
         self._named_at = now
         return printable(f"{text} · likely cause: {self._cause}")
 
-    def say(self, level: int, text: str, error: BaseException | None = None) -> None:
-        """Show a message beside the line; see `say`."""
-        say(level, text, quiet=self._quiet, error=error)
-
     def interrupted(self, snapshot: Callable[[], Snapshot], now: float) -> None:
         """Say how far this discovery has come, since Ctrl-C or a signal handler of the application ends it."""
         state = "interrupted"
@@ -243,7 +237,7 @@ class Progress:
             state += f": {_state(self._world_size, self._rank, snapshot(), self._unit)}"
         self._end_line()
         cause = f" · likely cause: {self._cause}" if self._cause else ""
-        self.say(logging.WARNING, f"job {self._job}: {state} · {now - self._started:.0f} s{cause}")
+        say(logging.WARNING, f"job {self._job}: {state} · {now - self._started:.0f} s{cause}", quiet=self._quiet)
 
     def _show(self, text: str) -> None:
         if not self._terminal:

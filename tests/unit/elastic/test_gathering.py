@@ -30,6 +30,7 @@ from mingle.engine.driver import Driver
 from mingle.engine.party import ANSWER_SECONDS, FILES_PER_NODE
 from mingle.errors import DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.network.transport import NothingOpenedError
+from mingle.protocol.observations import NetworkFacts
 from tests.support.loopback import answers, job_name, longer, until
 from tests.support.ports import free_udp_port
 
@@ -267,6 +268,21 @@ def test_a_gathering_that_has_failed_can_be_repeated(job: Job) -> None:
     for _ in range(2):
         with pytest.raises(DiscoveryTimeoutError):
             alone.gather()
+
+
+def test_a_call_that_is_interrupted_when_its_time_is_up_leaves_no_loop_at_rest(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop waits for what the caller finds out about this machine."""
+
+    def interrupted() -> NetworkFacts:
+        raise KeyboardInterrupt
+
+    alone = job.agent(2, 4, timeout=0.5)
+    monkeypatch.setattr(alone, "facts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        alone.gather()
+    until(lambda: isinstance(alone.state.failure, DiscoveryTimeoutError))
 
 
 def test_closing_ends_a_call_that_waits(job: Job) -> None:

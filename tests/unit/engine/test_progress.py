@@ -243,7 +243,7 @@ def test_off_is_off(terminal: Terminal, job: str) -> None:
         shown = Progress(job, 2, 1, off=True, now=0.0)
         assert shown.next_timer() is None
         assert not show(shown, 100.0)
-        shown.say(logging.WARNING, "one thing")
+        shown.interrupted(lambda: Snapshot(False, 0, ()), 100.0)
         shown.close()
     assert terminal.getvalue() == ""
 
