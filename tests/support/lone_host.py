@@ -97,7 +97,7 @@ class Alone:
             who=ProcessInfo(hostname=f"h{conn}", pid=conn, rank=rank),
         )
         self.callers[conn], self.said[conn] = MemberConversation(call, ("10.0.0.1", 4000), key or self.key), []
-        self.host.handle(Accepted(conn, f"10.0.0.{conn + 1}"), now)
+        self.host.handle(Accepted(conn, f"10.0.0.{conn + 1}", f"eth{conn}"), now)
         self.say(conn, now=now)
         if self.callers[conn].welcome is not None:
             self.say(conn, now=now)

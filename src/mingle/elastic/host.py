@@ -221,8 +221,8 @@ class ElasticHost(Host):
             self._begin(now)
         self.quorum.note_quorum(now)
         self._tell_members()
-        for offer in self.take_hosts_seen():
-            self._sighted(offer, Source(interface=""), now)
+        for offer, interface in self.take_hosts_seen():
+            self._sighted(offer, Source(interface=interface), now)
         self.check(now)
         for offer, running in [] if self.closed else self.conflicts.proved():
             if running.state != "open" and self.yields_to(offer):

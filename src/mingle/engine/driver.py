@@ -341,7 +341,7 @@ class Driver:
         machine, now = self.machine, self.clock()
         if isinstance(event, connections.SocketAccepted):
             self.evidence.reached(event.address)
-            machine.handle(Accepted(event.conn, event.address), now)
+            machine.handle(Accepted(event.conn, event.address, self.interfaces.name(event.index)), now)
         elif event.conn not in machine.links:
             return
         elif isinstance(event, connections.SocketConnected):

@@ -54,6 +54,8 @@ class SocketAccepted(Struct, frozen=True):
 
     conn: int
     address: str
+    index: int = 0
+    """The interface of a link-local address; 0: it is another address."""
 
 
 class SocketConnected(Struct, frozen=True):
@@ -378,7 +380,7 @@ class Connections:
                 sock.close()
                 continue
             self._connections[connection.conn] = connection
-            yield SocketAccepted(connection.conn, bare_address(remote[0]))
+            yield SocketAccepted(connection.conn, bare_address(remote[0]), remote[3] if len(remote) == 4 else 0)
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Out of descriptors: takes the caller with a spare one and hangs up. Left waiting, it would keep us busy."""

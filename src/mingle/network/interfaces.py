@@ -666,13 +666,19 @@ class InterfaceMonitor:
             return self.usable[0].index
         return next((each.index for each in self.found if each.name == name), 0)
 
+    def name(self, index: int) -> str:
+        """Return the name of an interface; without a number that of the only interface in use; else nothing."""
+        if not index and len(self.usable) == 1:
+            return self.usable[0].name
+        return next((each.name for each in self.found if each.index == index), "")
+
     def owner(self, local_address: str, dialed: str) -> str:
         """Return the name of the interface that owns a connection's local address.
 
         Every interface has link-local addresses, so the owner of such an address is the interface that was dialed on.
         """
         if local_address.startswith("fe80:"):
-            return dialed
+            return dialed or self.name(0)
         interface = self._owners.get(local_address)
         return dialed if interface is None else interface.name
 

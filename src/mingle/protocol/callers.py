@@ -52,6 +52,8 @@ class Caller(Link, kw_only=True):
     conversation: HostConversation
     address: str
     """The caller's address, as seen here."""
+    interface: str = ""
+    """The interface of a link-local address."""
 
     @property
     def hello(self) -> frames.Hello:
@@ -130,7 +132,7 @@ class Callers:
         """Return the connections of all callers."""
         return list(self._callers)
 
-    def accepted(self, conn: int, address: str, now: float) -> None:
+    def accepted(self, conn: int, address: str, now: float, *, interface: str = "") -> None:
         """Handle a new connection; in a flood one that has proved nothing is dropped for it, of the flood's own."""
         if now >= self._measure_at:
             self._room = self._free_files() + len(self._unproved) + len(self._observers)
@@ -142,6 +144,7 @@ class Callers:
             handler=self._handle,
             established=True,
             address=address,
+            interface=interface,
         )
         self._callers[conn] = caller
         self._links.add(caller)

@@ -411,9 +411,9 @@ class Elector:
         if not may_host and self._competing() is not None:
             self._end_host("it must not host the job any more")
             self.joiner.search.resume(now)
-        for offer in self.host.take_hosts_seen() if self.host is not None else ():
+        for offer, interface in self.host.take_hosts_seen() if self.host is not None else ():
             if self._candidacy.competes(offer):
-                self._call(offer, now)
+                self._call(offer, now, interface=interface)
         awaited = self.joiner.expects_host(now) or self.sightings.may_run()
         if self.host is not None or awaited or not may_host:
             self._patient_until = None

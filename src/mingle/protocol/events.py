@@ -76,6 +76,8 @@ class Accepted(Struct, frozen=True):
 
     conn: int
     address: str
+    interface: str = ""
+    """The interface of a link-local address; empty: it is another address."""
 
 
 class Connected(Struct, frozen=True):

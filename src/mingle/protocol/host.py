@@ -134,7 +134,7 @@ class Host:
         self._key = context.key
         self.gave_way: frames.Refused | None = None
         """Why this host closes for nodes that it can't reach, if it does."""
-        self._hosts_seen: list[Offer] = []
+        self._hosts_seen: list[tuple[Offer, str]] = []
         self._description = Description(identity, session, endpoints, started)
         self._announcements = HostAnnouncements(
             identity,
@@ -263,8 +263,8 @@ class Host:
                 self._heard(message, source, now)
             case HeardUnverified(message):
                 self.diagnostics.unverified(self.identity, message)
-            case Accepted(conn, address):
-                self._accepted(conn, address, now)
+            case Accepted():
+                self._accepted(event, now)
             case Connected() | BytesReceived() | Disconnected():
                 self.links.handle(event, now)
                 self._after_connection(now)
@@ -305,13 +305,13 @@ class Host:
 
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def _accepted(self, conn: int, address: str, now: float) -> None:
+    def _accepted(self, event: Accepted, now: float) -> None:
         if self.closed:
-            self._effects.append(Hangup(conn))
+            self._effects.append(Hangup(event.conn))
             return
         awaited = max(0, self.registrar.seats.size - len(self.registrar.seats))
         self._callers.expect(awaited, sealed=self.registrar.state.sealed)
-        self._callers.accepted(conn, address, now)
+        self._callers.accepted(event.conn, event.address, now, interface=event.interface)
 
     def _after_connection(self, now: float) -> None:
         """Take the steps that follow from what has happened on a connection."""
@@ -354,7 +354,7 @@ class Host:
             self.registrar.acknowledged(conn, now)
         elif isinstance(frame, frames.HostSeen):
             if len(self._hosts_seen) < MAX_HOSTS_SEEN:
-                self._hosts_seen.append(frame.offer)
+                self._hosts_seen.append((frame.offer, caller.interface))
             if frame.offer.host == caller.hello.member:
                 self.registrar.hosts_itself(conn, now)
         elif isinstance(frame, frames.Greet):
@@ -489,8 +489,8 @@ class Host:
 
     # --- other hosts (when ranks are assigned) ---------------------------------------------------------------------
 
-    def take_hosts_seen(self) -> list[Offer]:
-        """Return, once, the other hosts that were reported."""
+    def take_hosts_seen(self) -> list[tuple[Offer, str]]:
+        """Return, once, the other hosts that were reported, each with the interface of its connection."""
         seen, self._hosts_seen = self._hosts_seen, []
         return seen
 

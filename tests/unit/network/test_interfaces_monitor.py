@@ -322,6 +322,14 @@ def test_monitor_names_the_owner_of_an_address(machine: Machine) -> None:
     assert monitored().index("") == 2, "only one can be meant"
 
 
+def test_name_of_an_interface_and_of_the_only_one_in_use(machine: Machine) -> None:
+    machine.found = (LO, ETH0, ETH1)
+    monitor = monitored()
+    assert (monitor.name(3), monitor.name(9), monitor.name(0), monitor.owner("fe80::1", "")) == ("eth1", "", "", "")
+    machine.found = (LO, ETH0)
+    assert (monitored().name(0), monitored().owner("fe80::1", "")) == ("eth0", "eth0"), "only one can be meant"
+
+
 def test_addresses_on_link(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces, "has_direct_route", lambda address: address == "192.0.2.9")
     on_link = {

@@ -555,7 +555,7 @@ def test_a_host_tells_the_winner_that_it_cannot_reach_it(
     conversation = MemberConversation(
         Call(job=JOB, member=caller, session=machine.host.session, purpose=purpose), ("10.0.0.1", 4000)
     )
-    machine.handle(Accepted(9, "10.0.0.9"), 1.5)
+    machine.handle(Accepted(9, "10.0.0.9", "eth7"), 1.5)
     heard: list[frames.AnyFrame] = []
     dialed: list[int] = []
 
@@ -564,6 +564,7 @@ def test_a_host_tells_the_winner_that_it_cannot_reach_it(
             if isinstance(effect, Write) and effect.conn == 9:
                 heard.extend(conversation.receive_data(effect.data))
             elif isinstance(effect, Dial):
+                assert effect.interface == "eth7", "the scope of a link-local address"
                 dialed.append(effect.conn)
 
     for step in range(2):

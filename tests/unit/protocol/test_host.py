@@ -470,7 +470,7 @@ def test_host_asks_on_the_browse_group_only_until_the_job_has_formed(finished: b
 def test_reports_of_other_hosts_are_handed_out_once_and_bounded() -> None:
     alone = formed()
     alone.say(1, frames.HostSeen(offer=other_offer()), frames.HostSeen(offer=other_offer(host=OWN)))
-    assert alone.host.take_hosts_seen() == [other_offer(), other_offer(host=OWN)]
+    assert alone.host.take_hosts_seen() == [(other_offer(), "eth1"), (other_offer(host=OWN), "eth1")]
     assert alone.host.take_hosts_seen() == []
     alone.say(1, *[frames.HostSeen(offer=other_offer())] * (MAX_HOSTS_SEEN + 1))
     assert len(alone.host.take_hosts_seen()) == MAX_HOSTS_SEEN
