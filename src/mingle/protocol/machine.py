@@ -28,7 +28,7 @@ from mingle.protocol.handshake import Call
 from mingle.protocol.links import Links
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_REASON_BYTES, Datagram, Failed, Kind, List, Offer, Seek, truncate_utf8
-from mingle.wire.frames import MAX_OWN_ADDRESSES, Join, Path, Place, ProcessInfo, Purpose, Seat
+from mingle.wire.frames import MAX_OWN_ADDRESSES, Failure, Join, Path, Place, ProcessInfo, Purpose, Seat
 
 Mesh: TypeAlias = Literal["on", "warn", "off"]
 """What a host does with nodes that can't reach each other: end the job, show a warning, or nothing."""
@@ -178,6 +178,8 @@ class Context(Struct, frozen=True, kw_only=True):
     """Whether the job forms only if all its nodes reach each other (:mod:`mingle.protocol.mesh`)."""
     reached: dict[tuple[bytes, str, int], float] = field(default_factory=dict)
     """When this process has last reached another member at an address and port."""
+    failed: dict[tuple[bytes, str, int], tuple[float, bytes, Failure]] = field(default_factory=dict)
+    """When, in which session and how it has last failed to reach one."""
     links: Links = field(default_factory=Links)
     """The connections of this process."""
 

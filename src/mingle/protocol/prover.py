@@ -40,7 +40,7 @@ ANSWER_SECONDS = 3.0
 LATE_SECONDS = 0.5
 """A timer that is later than this was kept back with the process, which has not dialed meanwhile."""
 REMEMBERED_SECONDS = 60.0
-"""How long a target counts as reached, so that the same members do not prove the mesh twice."""
+"""How long a target counts as reached, or as failed, so that the same members do not prove the mesh twice."""
 MAX_REMEMBERED = 4096
 """The number of targets that are remembered; members can come and go for as long as a job has not formed."""
 INSPECTION_SECONDS = 2.0
@@ -177,7 +177,11 @@ class Prover:
             self._inspected_by = now + min(INSPECTION_SECONDS, seconds)
             inspect = Inspect(self._inspection, path.interface, path.local_address, self._port(), suspects)
             self._links.effects.append(inspect)
-        self._waiting = [each for each in targets if not self.was_reached(each, now)]
+        for each in targets:
+            if (failure := self._failed_before(each, now)) is not None:
+                self._failures.append(failure)
+            elif not self.was_reached(each, now):
+                self._waiting.append(each)
         self._fill(now)
 
     def stop(self) -> None:
@@ -275,7 +279,7 @@ class Prover:
         if pursuit.refused_until is None:
             pursuit.refused_until = now + REFUSED_SECONDS
         if now >= pursuit.refused_until:
-            self._failed(pursuit)
+            self._failed(pursuit, now)
         else:
             self._dial_again(pursuit, now)
 
@@ -291,19 +295,35 @@ class Prover:
         at = self._context.reached.get((target.member, target.address, target.port))
         return at is not None and now - at < REMEMBERED_SECONDS
 
+    def _failed_before(self, target: Target, now: float) -> Failure | None:
+        """Return, once, how a target lately failed in another session: the first in order leads a session of its own.
+
+        It counts only where a broken mesh is no error, and the next try dials again.
+        """
+        place = (target.member, target.address, target.port)
+        at, session, failure = self._context.failed.get(place, (float("-inf"), self._call.session, None))
+        if self._context.mesh != "warn" or session == self._call.session or now - at >= REMEMBERED_SECONDS:
+            return None
+        del self._context.failed[place]
+        return failure
+
     def _reached(self, pursuit: _Pursuit, now: float) -> None:
         target = pursuit.target
         if len(self._context.reached) >= MAX_REMEMBERED:
             self._context.reached.clear()
         self._context.reached[target.member, target.address, target.port] = now
+        self._context.failed.pop((target.member, target.address, target.port), None)
         self._forget(pursuit)
 
-    def _failed(self, pursuit: _Pursuit) -> None:
+    def _failed(self, pursuit: _Pursuit, now: float) -> None:
         if pursuit.how in ("no answer", "no route") and (detour := self._context.astray(pursuit.target.address)):
             pursuit.how, pursuit.detail = "no route", detour.brief
-        self._failures.append(
-            Failure(member=pursuit.target.member, how=pursuit.how, detail=pursuit.detail[:64])  # a ShortText
-        )
+        target = pursuit.target
+        failure = Failure(member=target.member, how=pursuit.how, detail=pursuit.detail[:64])  # a ShortText
+        self._failures.append(failure)
+        if len(self._context.failed) >= MAX_REMEMBERED:
+            self._context.failed.clear()
+        self._context.failed[target.member, target.address, target.port] = (now, self._call.session, failure)
         self._forget(pursuit)
 
     def _forget(self, pursuit: _Pursuit) -> None:
@@ -359,12 +379,12 @@ class Prover:
         if not pursuit.connected:
             refused = pursuit.refused_until is not None and now >= pursuit.refused_until
             if now >= pursuit.ends or refused:
-                self._failed(pursuit)
+                self._failed(pursuit, now)
             elif now >= pursuit.next_dial:
                 self._dial(pursuit, now)
         elif pursuit.repeated:
             pursuit.how, pursuit.detail = pursuit.unanswered
-            self._failed(pursuit)
+            self._failed(pursuit, now)
         else:
             pursuit.repeated, pursuit.answer_by = True, now + self._answer_seconds
             while len(pursuit.attempts) < DIALS_AT_ONCE:

@@ -18,7 +18,7 @@ from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.effects import Dial, Hangup, Inspect, Write
 from mingle.protocol.events import BytesReceived, Connected, Disconnected, Inspected
 from mingle.protocol.handshake import HostConversation
-from mingle.protocol.machine import Context, Identity
+from mingle.protocol.machine import Context, Identity, Mesh
 from mingle.protocol.mesh_proof import targets_of
 from mingle.protocol.prover import INSPECTION_SECONDS, ProofResult, Prover, greeting
 from mingle.wire import frames
@@ -88,25 +88,27 @@ class Listener:
 class Lan:
     """A prover, and its targets by their addresses; everything is delivered at once."""
 
-    def __init__(self, numbers: int, *, seconds: float = 6.0, key: JobKey | None = None) -> None:
+    def __init__(self, numbers: int, *, seconds: float = 6.0, key: JobKey | None = None, mode: Mesh = "off") -> None:
         self.now = 100.0
         self.dials: list[tuple[float, str]] = []
         self.listeners = {f"10.0.0.{number}": Listener(number, key=key) for number in range(1, numbers + 1)}
         self.open: dict[int, str] = {}
         """The connections that have not ended, by the address that they lead to."""
         self.most_open = 0
-        self.context = Context(key=key, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0)
+        self.context = Context(
+            key=key, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0, mesh=mode
+        )
         self.links = self.context.links
         self._key = key
         self._seconds = seconds
         self._result: ProofResult | None = None
         self.prover = self.prove()
 
-    def prove(self, *suspects: Target) -> Prover:
+    def prove(self, *suspects: Target, session: bytes = SESSION) -> Prover:
         """Begin a proof of all targets."""
         self.prover, self._result = Prover(ME, self.context, port=lambda: PORT), None
         targets = [target(number) for number in range(1, len(self.listeners) + 1)]
-        self.prover.begin(SESSION, 1, PATH, targets=targets, suspects=suspects, seconds=self._seconds, now=self.now)
+        self.prover.begin(session, 1, PATH, targets=targets, suspects=suspects, seconds=self._seconds, now=self.now)
         return self.prover
 
     @property
@@ -463,6 +465,41 @@ def test_targets_that_were_reached_are_not_dialed_again_for_a_minute() -> None:
     assert lan.prove().under_way
     lan.run(0.0)
     assert not lan.prover.under_way
+
+
+@pytest.mark.parametrize(
+    ("mode", "session", "seconds", "known"),
+    [
+        pytest.param("warn", b"another session.", 59.0, True, id="another session"),
+        pytest.param("warn", b"another session.", 61.0, False, id="too long ago"),
+        pytest.param("warn", SESSION, 1.0, False, id="the same session"),
+        pytest.param("on", b"another session.", 1.0, False, id="a broken mesh is an error"),
+    ],
+)
+def test_target_that_has_failed_in_another_session_is_not_dialed_again_at_once(
+    mode: Mesh, session: bytes, seconds: float, known: bool
+) -> None:
+    """The first in order proves the same mesh in its own session; its second try dials again."""
+    lan = Lan(1, mode=mode)
+    lan.at(1).silent = True
+    lan.run(6.0)
+    lan.now += seconds
+    assert lan.prove(session=session).under_way is not known
+    assert lan.failures == ({1: "no answer"} if known else {})
+    assert lan.prove(session=session).under_way
+
+
+def test_memory_of_failed_targets_ends_once_they_are_reached_and_is_bounded() -> None:
+    lan = Lan(1, mode="warn")
+    lan.at(1).refuses = True
+    known = (lan.now, SESSION, Failure(member=member(9), how="refused"))
+    lan.context.failed.update({(member(9), "10.0.0.9", port): known for port in range(prover.MAX_REMEMBERED)})
+    lan.run(2.0)
+    assert lan.context.failed.keys() == {(member(1), "10.0.0.1", PORT)}
+    lan.at(1).refuses = False
+    lan.prove()
+    lan.run(0.1)
+    assert not lan.context.failed
 
 
 def test_memory_of_reached_targets_is_bounded() -> None:
