@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from mingle.errors import ConflictError
+from mingle.protocol.machine import Mesh
 from mingle.protocol.phases import HandingOver
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering, failure_of, outcome_of
@@ -23,7 +25,7 @@ STARTS: dict[str, Callable[[Gathering, int], float]] = {
 }
 
 
-def gather(seed: int, size: int = 4, **settings: float) -> ElectionGathering:
+def gather(seed: int, size: int = 4, **settings: Any) -> ElectionGathering:
     """A gathering of machines whose names are their order."""
     gathering = ElectionGathering(seed, size=size, **settings)
     gathering.orders = {f"m{number}": bytes((1, number)) for number in range(size)}
@@ -151,6 +153,63 @@ def test_a_first_that_no_call_reaches_is_not_rank_0(seeds: range) -> None:
         assert ranks == sorted(ranks)
         (notice,) = [each for each in host.notices if "comes first in order" in each]
         assert "host m0" in notice
+
+
+@pytest.mark.parametrize("mesh", ["off", "warn"])
+def test_a_first_that_a_member_does_not_reach_is_not_asked_to_lead(mesh: Mesh, seeds: range) -> None:
+    """The host reaches both, so it keeps the job; with the first as its host it could not form."""
+    for seed in seeds:
+        gathering = gather(seed, mesh=mesh)
+        first, host, apart = (gathering.network.machine(f"m{number}") for number in range(3))
+        for one, other in ((first, apart), (apart, first)):
+            gathering.network.close(gathering.lan, one, other)
+        starts = (2.0, 0.0, 2.5, 3.0)
+        processes = [gathering.elector(f"m{number}", at=at) for number, at in enumerate(starts)]
+        gathering.run()
+        gathering.expect_formed(within=15.0)
+        assert processes[1].machine is host
+        assert [outcome_of(process).place.rank for process in processes] == [1, 0, 2, 3]
+        assert any("host m0" in each and "comes first in order" in each for each in processes[1].notices)
+
+
+def test_the_next_in_order_leads_where_the_mesh_shows_that_all_reach_it(seeds: range) -> None:
+    for seed in seeds:
+        gathering = gather(seed, mesh="warn")
+        first, _, apart, _ = (gathering.network.machine(f"m{number}") for number in range(4))
+        gathering.network.close(gathering.lan, apart, first)
+        processes = everybody(gathering, "falling")
+        gathering.run()
+        gathering.expect_formed(within=15.0)
+        assert processes[1].hosts
+        assert [outcome_of(process).place.rank for process in processes] == [1, 0, 2, 3]
+
+
+def test_a_first_that_is_reached_by_a_later_call_leads(seeds: range) -> None:
+    """A call is in vain where one SYN is lost."""
+    for seed in seeds:
+        gathering = gather(seed, mesh="on")
+        processes = everybody(gathering, "falling")
+
+        def lose(gathering: Gathering = gathering, first: Process = processes[0]) -> None:
+            first.machine.takes_calls = False
+            gathering.world.after(2.5, functools.partial(setattr, first.machine, "takes_calls", True))
+
+        gathering.world.when(functools.partial(hands_over, processes), lose)
+        gathering.run()
+        gathering.expect_formed(within=8.0)
+        expect_in_order(processes)
+
+
+def test_a_broken_mesh_is_not_proved_anew_by_the_first(seeds: range) -> None:
+    """It takes eight seconds to find out, and the first asks once more for two."""
+    for seed in seeds:
+        gathering = gather(seed, mesh="warn")
+        first, _, apart, _ = (gathering.network.machine(f"m{number}") for number in range(4))
+        gathering.network.close(gathering.lan, first, apart)
+        processes = everybody(gathering, "falling")
+        gathering.run()
+        gathering.expect_formed(within=11.5)
+        expect_in_order(processes)
 
 
 def test_hosts_that_are_lost_with_all_that_they_know_leave_nobody_behind(seeds: range) -> None:

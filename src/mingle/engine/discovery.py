@@ -179,7 +179,8 @@ class Discovery(Party):
 
     @property
     def _listens_for_mesh(self) -> bool:
-        return super()._listens_for_mesh and self.formation is None
+        # Where ranks are assigned, all dial the first in order, whatever the mesh.
+        return (super()._listens_for_mesh or self.identity.rank is None) and self.formation is None
 
     @property
     def _can_host(self) -> bool:

@@ -39,7 +39,7 @@ from typing import TypeGuard
 from msgspec import structs
 
 from mingle.errors import MingleError
-from mingle.protocol.connection_race import ConnectionRace, named
+from mingle.protocol.connection_race import ConnectionRace, RaceState, named
 from mingle.protocol.effects import Effect, Multicast
 from mingle.protocol.events import (
     Accepted,
@@ -258,8 +258,8 @@ class Elector:
         self.identity = identity
         self.endpoints = endpoints
         self.joiner = make_joiner(identity, context, now)
-        if context.mesh != "off":
-            self.joiner.endpoints = endpoints
+        if context.mesh != "off" or identity.kind == "ranks":
+            self.joiner.endpoints = endpoints  # it is also called where all are to reach the first in order
         self.host: Host | None = None
         self._make_host = make_host
         self._context = context
@@ -515,6 +515,8 @@ class Elector:
     def rival_proved(self, session: KnownSession) -> None:
         """Take note that another host was reached."""
         self.joiner.diagnostics.reached(self.identity.member, session.offer.host)
+        if self.host is not None:
+            self.host.registrar.unreached.discard(session.offer.host)
 
     def rival_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
         """Handle what a host says that has proved itself on the call to it; return whether the two compete."""
@@ -541,6 +543,9 @@ class Elector:
             if how := session.lost(race):
                 host.diagnostics.does_not_reach(self.identity, session.offer, how, now)
                 self.links.effects.append(Multicast(self.identity.seek(session.name, how), to_peers=True))
+            if race.state is RaceState.SILENT and host.registrar.calls_again(other):
+                self.sightings.race(session, self.identity.call(session.name, "conflict"), now)
+                return
             if self._loses_to(session.offer):
                 host.answer_host(other, frames.Unreachable(session=session.name))
             host.registrar.first_not_reached(other, now)

@@ -471,7 +471,7 @@ class Host:
 
     def _remark_on_order(self, seats: Seats) -> None:
         """Warn if the order of the nodes can be another one than its user expects."""
-        if (first := seats.before_host()) is not None:
+        for first in seats.before_host()[:1]:
             self._effects.append(Notice(reports.first_not_reached(self.identity, first.who)))
         without = [each.who.hostname for each in seats.in_order() if not each.applicant.order.startswith(EXPLICIT)]
         if 0 < len(without) < len(seats):

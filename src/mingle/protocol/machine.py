@@ -175,7 +175,7 @@ class Context(Struct, frozen=True, kw_only=True):
     dials: DialBudget = field(default_factory=DialBudget)
     """The budget for connections to unproved endpoints."""
     mesh: Mesh = "off"
-    """Whether the job forms only if all its nodes reach each other (:mod:`mingle.protocol.mesh`)."""
+    """Whether the job forms only if all its nodes reach each other (:mod:`mingle.protocol.prover`)."""
     reached: dict[tuple[bytes, str, int], float] = field(default_factory=dict)
     """When this process has last reached another member at an address and port."""
     failed: dict[tuple[bytes, str, int], tuple[float, bytes, Failure]] = field(default_factory=dict)

@@ -97,7 +97,11 @@ class Proof(Struct):
     unanswered: dict[Pair, Failure] = field(default_factory=dict)
     """What shows no broken path, since the process at the other end can be stopped: it is to be dialed once more."""
     stands_for: Mapping[bytes, frozenset[bytes]] = field(default_factory=dict)
-    """Of a newcomer's targets: the processes on the node of each."""
+    """The processes on the node of each member that takes part for its node."""
+    is_mesh: bool = True
+    """Whether the nodes dial each other; else all dial the leader alone."""
+    leader: int | None = None
+    """The number of the node of the first in order, which all dial; None: it hosts already, or can't be dialed."""
 
     @property
     def _numbers(self) -> dict[bytes, int]:
@@ -109,7 +113,11 @@ class Proof(Struct):
         The host is one of them: that a node has joined it can be long ago, and a firewall that was enabled since lets
         that connection live.
         """
-        targets = targets_of(number, len(self.nodes)) if self.nodes[number].dials else []
+        if not self.nodes[number].dials:
+            return []
+        targets = targets_of(number, len(self.nodes)) if self.is_mesh else []
+        if self.leader is not None and self.leader not in (number, *targets):
+            targets.append(self.leader)
         return [each for each in targets if self.nodes[each].address]
 
     def dialers(self) -> dict[int, set[int]]:
@@ -196,8 +204,16 @@ class Proof(Struct):
                 self.failures[pair] = structs.replace(failure, how="no answer", detail=LOSSY)
 
     def unreached(self, failures: Iterable[Failure]) -> frozenset[bytes]:
-        """Return the processes whose nodes a newcomer has not reached."""
+        """Return the processes on the nodes of the targets that could not be reached."""
         return frozenset().union(*(self.stands_for.get(each.member, ()) for each in failures))
+
+    def can_lead(self, member: bytes) -> bool:
+        """Return whether all nodes reach that of a member, as far as it is known."""
+        if member in self.unreached(self.failures.values()):
+            return False
+        if self.leader is None or (self.is_mesh and not self.sampled):
+            return True
+        return member in self.stands_for[self.nodes[self.leader].member]
 
 
 def shows_a_broken_path(failure: Failure, *, confirmed: bool) -> bool:
@@ -210,7 +226,16 @@ def shows_a_broken_path(failure: Failure, *, confirmed: bool) -> bool:
     return confirmed or not accepted
 
 
-def begin(network: str, host: HostSeat, seats: Iterable[Seated], *, seconds: float, last: bool) -> Proof:
+def begin(
+    network: str,
+    host: HostSeat,
+    seats: Iterable[Seated],
+    *,
+    seconds: float,
+    last: bool,
+    is_mesh: bool = True,
+    first: bytes | None = None,
+) -> Proof:
     """Return the proof of the mesh on a network, with one process of each node.
 
     Args:
@@ -219,14 +244,25 @@ def begin(network: str, host: HostSeat, seats: Iterable[Seated], *, seconds: flo
         seats: of all members, the host's first.
         seconds: how long a target that does not answer is dialed.
         last: whether no other network is left.
+        is_mesh: whether the nodes dial each other; else all dial the first in order alone.
+        first: the member id of the first in order, if it comes before the host.
     """
     everyone = list(seats)
     ranks = [where.rank for where in place(_applicants(everyone), len(everyone))]
     standing: dict[_Key, Seated] = {}
+    together: dict[_Key, set[bytes]] = {}
     for _, seat, key in sorted(zip(ranks, everyone, _keys(everyone), strict=True), key=lambda each: each[0]):
+        together.setdefault(key, set()).add(seat.member)
         if seat.applicant.mesh_port:
             standing.setdefault(key, seat)
-    return _proof(network, host, standing.values(), seconds=seconds, last=last)
+    proof = _proof(network, host, standing.values(), seconds=seconds, last=last)
+    proof.stands_for = {seat.member: frozenset(together[key]) for key, seat in standing.items()}
+    proof.is_mesh = is_mesh
+    for number, node in enumerate(proof.nodes):
+        # All have joined the host, so its own node is reached.
+        if first in proof.stands_for[node.member] and node.member != host.member and node.address:
+            proof.leader = number
+    return proof
 
 
 def begin_for(newcomer: Seated, network: str, host: HostSeat, seats: Mapping[bytes, Seated]) -> Proof:

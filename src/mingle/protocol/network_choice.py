@@ -1,7 +1,7 @@
 """The network that a session takes: one that all members share and, where a mesh is asked for, on which it holds. Pure.
 
 The host chooses from the paths that the members have proved to its addresses, before CONFIRM, and lets the nodes dial
-each other there (:mod:`mingle.protocol.mesh`). The confirmations bring newer paths and what could not be reached, and
+each other there (:mod:`mingle.protocol.prover`). The confirmations bring newer paths and what could not be reached, and
 so either settle the choice or ask for another proof. Paths and failures can change with each epoch, so all that counts
 here is bounded: each network is proved once, one of them once more at the end, :data:`MOST_MOVES` limits how often
 newer paths can move the session, and :data:`MOST_REPEATS` how often processes that were stopped can repeat a proof.
@@ -84,11 +84,13 @@ class NetworkChoice:
 
     def next_proof(self, now: float) -> Proof | None:
         """Return what is to be proved next; None: nothing."""
-        seats = self._seats
-        if self._mode == "off" or not (self._partial or len(seats) == seats.size):
+        seats, is_mesh = self._seats, self._mode != "off"
+        first = None if self._partial else next(iter(seats.before_host()), None)
+        if not (is_mesh or first is not None) or not (self._partial or len(seats) == seats.size):
             return None
         network, last = self._common(without=self._broken), False
-        seconds = mesh_proof.NEXT_NETWORK_SECONDS if self._broken else mesh_proof.NETWORK_SECONDS
+        brief = self._broken or not is_mesh
+        seconds = mesh_proof.NEXT_NETWORK_SECONDS if brief else mesh_proof.NETWORK_SECONDS
         if network is None:
             # Once more on the first network: a path that was cut for a moment must not end the job.
             network = next((each for each in self._broken if each in seats.host.addresses), None)
@@ -97,7 +99,15 @@ class NetworkChoice:
             return None
         # The error that names the nodes has to come before the deadline.
         seconds = min(seconds, max(LEAST_SECONDS, (self._deadline - now) / 3))
-        proof = mesh_proof.begin(network, seats.host, seats.values(), seconds=seconds, last=last)
+        proof = mesh_proof.begin(
+            network,
+            seats.host,
+            seats.in_order(),
+            seconds=seconds,
+            last=last,
+            is_mesh=is_mesh,
+            first=None if first is None else first.member,
+        )
         if last:
             proof.suspects = mesh_proof.suspects(self._broken[network])
         return proof if proof.is_needed else None
@@ -120,6 +130,8 @@ class NetworkChoice:
             if self._repeats <= MOST_REPEATS:
                 return AnotherProof()
             proof.failures.update(proof.unanswered)
+        if not proof.is_mesh:
+            return Chosen(common)
         if proof.failures:
             if proof.last:
                 return self._give_up(proof, common)

@@ -72,6 +72,8 @@ class HandingOver(Unsealed):
     """The member id of the first."""
     ends: float
     """By when the session must have closed."""
+    calls: int = 1
+    """How often the first was called in its own session."""
 
 
 class NoCommonNetwork(Unsealed):
@@ -152,6 +154,7 @@ State: TypeAlias = (
     Open | Confirming | Apart | HandingOver | NoCommonNetwork | NoMesh | Sealing | Acknowledging | Committed
 )
 
+DOES_NOT_LEAD = "the first does not lead"
 HELD = "another session may hold the job for too long"
 _VOIDED: Mapping[str, type] = {"a member is lost": Open, "a member has come back": Open}
 TRANSITIONS: Transitions = {
@@ -168,7 +171,7 @@ TRANSITIONS: Transitions = {
         **_VOIDED,
     },
     Apart: {"the pause is over": Confirming, **_VOIDED},
-    HandingOver: {"the first does not lead": Open, **_VOIDED},
+    HandingOver: {DOES_NOT_LEAD: Open, **_VOIDED},
     Sealing: {"the store is open": Acknowledging, **_VOIDED},
     Acknowledging: {
         "all have acknowledged": Committed,

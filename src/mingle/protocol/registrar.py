@@ -36,6 +36,7 @@ from mingle.protocol.mesh_proof import Proof, apart_from
 from mingle.protocol.mesh_report import LeftOut
 from mingle.protocol.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
 from mingle.protocol.phases import (
+    DOES_NOT_LEAD,
     HELD,
     TRANSITIONS,
     Acknowledging,
@@ -56,6 +57,8 @@ from mingle.protocol.seats import Challenge, Challenges, HostSeat, Seated, Seats
 from mingle.protocol.states import transition
 from mingle.wire import frames
 
+MOST_CALLS = 5
+"""How often the session of a member that was asked to lead is called: one call is lost where one SYN is."""
 CHALLENGE_SECONDS = 1.0
 """How long a seated member has to answer when another process claims its seat."""
 CONFIRM_AGAIN_SECONDS = 0.5
@@ -137,7 +140,8 @@ class Registrar:
         self.unproved = ""
         """What the proof of the mesh does not show."""
         self.unreached: set[bytes] = set()
-        """Those of them whose sessions this host could not reach: they are not asked again."""
+        """The members that are not asked to lead, as long as no other one is lost: the proof of the mesh does not show
+        that all nodes reach them, or this host could not reach their sessions."""
         self.held = False
         """Whether another session may hold this job: this one takes members, but confirms and commits nothing."""
         self._port = port
@@ -202,7 +206,7 @@ class Registrar:
         """Handle JOIN: a connection that has proved the session asks for a seat."""
         self._challenges.withdraw(conn)
         if isinstance(self.state, HandingOver) and member == self.state.leader and self.seats.find(member) is None:
-            self._void("the first does not lead", f"{applicant.who} does not lead the job", now)
+            self._void(DOES_NOT_LEAD, f"{applicant.who} does not lead the job", now)
         if member == self.seats.host.member:
             # A forged OFFER can name this session with another host id; the host then joins itself.
             self._port.send(conn, frames.Refused(reason="session", detail="the caller is the host of this session"))
@@ -404,13 +408,21 @@ class Registrar:
         else:
             self._drop(conn, "it hosts a session of its own", now)
 
+    def calls_again(self, member: bytes) -> bool:
+        """Return whether the session of a member that was asked to lead is to be called again, and count the call."""
+        state = self.state
+        if not isinstance(state, HandingOver) or state.leader != member or state.calls >= MOST_CALLS:
+            return False
+        state.calls += 1
+        return True
+
     def first_not_reached(self, member: bytes, now: float) -> None:
         """Take note that this host can't reach the session of a member that it has asked to lead."""
         if member not in self.asked_to_lead:
             return
         self.unreached.add(member)
         if isinstance(self.state, HandingOver) and self.state.leader == member:
-            self._void("the first does not lead", "the first in order can't be reached", now)
+            self._void(DOES_NOT_LEAD, "the first in order can't be reached", now)
 
     def pong(self, conn: int, asked_at: float, now: float, *, proving: bool = False) -> None:
         """Handle PONG: the member has lived since it was asked, so the process that claims its seat is refused.
@@ -524,7 +536,7 @@ class Registrar:
         elif isinstance(state, HandingOver) and now >= state.ends:
             if state.leader not in self.seats:
                 self.unreached.add(state.leader)
-            self._void("the first does not lead", "the first in order does not answer", now)
+            self._void(DOES_NOT_LEAD, "the first in order does not answer", now)
         elif isinstance(state, Committed):
             for member in [each for each, (since, _) in state.lost.items() if now >= since + RETURN_SECONDS]:
                 self._member_lost(state, self.seats[member])
@@ -580,12 +592,14 @@ class Registrar:
         if proof is not None:
             self._port.prove_mesh(epoch, proof, now)
 
-    def _first(self) -> Seated | None:
-        """Return the member that has to lead in place of this host."""
-        if not (self.seats.assigned and self.admission.hands_over):
-            return None
-        first = self.seats.before_host()
-        return None if first is None or first.member in self.unreached else first
+    def _first(self, proof: Proof | None) -> Seated | None:
+        """Return the member that has to lead in place of this host: the first in order that all nodes reach."""
+        for seat in self.seats.before_host() if self.admission.hands_over else ():
+            if proof is not None and not proof.can_lead(seat.member):
+                self.unreached.add(seat.member)
+            else:
+                return None if seat.member in self.unreached else seat
+        return None
 
     def _ask_to_lead(self, state: Confirming, first: Seated, now: float) -> None:
         assert first.conn is not None
@@ -601,10 +615,10 @@ class Registrar:
         address = self._settle_network(state, now)
         if address is None:
             return
-        if (first := self._first()) is not None:
+        if (first := self._first(state.proof)) is not None:
             self._ask_to_lead(state, first, now)
             return
-        if state.proof is not None and not state.proof.failures:
+        if state.proof is not None and state.proof.is_mesh and not state.proof.failures:
             self._note_unproved(state.proof)
         # The paths of JOIN can be older than a change of the member's addresses.
         ordered = seats.in_order()
@@ -618,7 +632,7 @@ class Registrar:
         """Return the host's address on the network of the job; None: another state goes on without one."""
         match self._network.choose(state.proof, now):
             case Chosen(address=address, broken=broken):
-                if broken is not None:
+                if broken is not None and self._first(broken) is None:  # else the first shows it
                     self._port.notice(mesh_report.warning(broken))
                 return address
             case NothingShared():
@@ -713,6 +727,8 @@ class Registrar:
         if isinstance(self.state, (Confirming, Apart, HandingOver, Sealing, Acknowledging)):
             opened = Open(epoch=self.state.epoch)
             self.state = transition(TRANSITIONS, self.state, event, opened)
+            if event != DOES_NOT_LEAD:
+                self.unreached.clear()
             self._send_all(
                 frames.Void(session=self.session, epoch=opened.epoch, reason=reason[: frames.MAX_TEXT_CHARACTERS])
             )

@@ -976,8 +976,8 @@ def not_contiguous(identity: Identity) -> str:
 def first_not_reached(identity: Identity, first: ProcessInfo) -> str:
     """Return the warning that another process than the first in order is rank 0."""
     return (
-        f"job {identity.job!r}: {first} comes first in order, but this process ({identity.who}) could not connect to "
-        f"it, and so keeps {identity.who.unit} 0. Allow incoming TCP connections there."
+        f"job {identity.job!r}: {first} comes first in order, but not every process could connect to it, and so "
+        f"this one ({identity.who}) is {identity.who.unit} 0. Allow incoming TCP connections there."
     )
 
 

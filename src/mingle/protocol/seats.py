@@ -152,13 +152,14 @@ class Seats(dict[bytes, Seated]):
         """Return the members, the host first and the others in order: so ranks are assigned."""
         return [self[self.host.member], *sorted(self.others(), key=lambda seat: seat.key)]
 
-    def before_host(self) -> Seated | None:
-        """Return the first member in order, unless the host stands as far in front but for its process id.
+    def before_host(self) -> list[Seated]:
+        """Return the members that come before the host in order, the first first; none where ranks are given.
 
-        Process ids are no reason for a handover: they are others at each start.
+        A process id is no reason for a handover, since it is another one at each start.
         """
-        first = min(self.values(), key=lambda seat: seat.key)
-        return first if first.key[:4] < self[self.host.member].key[:4] else None
+        own = self[self.host.member].key[:4]
+        before = (seat for seat in self.others() if self.assigned and seat.key[:4] < own)
+        return sorted(before, key=lambda seat: seat.key)
 
     def same_place(self, applicant: frames.Join) -> Seated | None:
         """Return who was given the node rank of a newcomer, on another machine or as a node of its own."""

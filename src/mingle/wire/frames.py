@@ -223,7 +223,7 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     program_port: ProgramPort = 0
     """``mingle-run`` only: a TCP port that is free on the member's machine for its program."""
     mesh_port: ProgramPort = 0
-    """The TCP port on which the member answers the connections of the mesh; 0: it takes no part in it."""
+    """The TCP port on which the member answers the connections of the mesh; 0: no node dials it."""
     order: Annotated[bytes, Meta(max_length=MAX_ORDER_BYTES)] = b""
     """Where the member's machine stands among those of the job: receivers compare it byte by byte and read nothing else
     from it. Empty: after all others, in the order in which they come."""

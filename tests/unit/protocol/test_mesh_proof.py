@@ -26,12 +26,13 @@ def applicant(number: int, *, seen: str = "", node: str = "", port: int = 4000, 
     )
 
 
-def begun(*applicants: Join, length: int = 24) -> Proof:
+def begun(*applicants: Join, length: int = 24, is_mesh: bool = True, first: int | None = None) -> Proof:
     host = HostSeat(member=member(0), applicant=applicants[0], prefix_lengths={"10.0.0.1": length})
     seats = Seats(host, 4)
     for number, each in enumerate(applicants[1:], start=1):
         seats.take(Seated(member(number), number, each, each.paths))
-    return begin("10.0.0.1", host, seats.values(), seconds=6.0, last=False)
+    leader = None if first is None else member(first)
+    return begin("10.0.0.1", host, seats.values(), seconds=6.0, last=False, is_mesh=is_mesh, first=leader)
 
 
 def addresses(made: Proof, number: int) -> list[str]:
@@ -43,6 +44,39 @@ def test_each_node_dials_the_others_on_the_network_that_was_chosen() -> None:
     assert addresses(made, 0) == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
     assert addresses(made, 3) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     assert made.subnet == "10.0.0.0/24"
+
+
+def failed(made: Proof, one: int, other: int) -> None:
+    made.add(member(one), [Failure(member=member(other), how="no answer")])
+
+
+def test_all_dial_the_first_in_order_alone_where_no_mesh_is_asked_for() -> None:
+    made = begun(*map(applicant, range(4)), is_mesh=False, first=2)
+    assert [addresses(made, number) for number in range(4)] == [["10.0.0.3"], ["10.0.0.3"], [], ["10.0.0.3"]]
+    assert [made.can_lead(member(number)) for number in (1, 2)] == [False, True]
+    failed(made, 3, 2)
+    assert not made.can_lead(member(2))
+
+
+def test_all_dial_the_first_in_order_also_where_the_pairs_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mingle.protocol.mesh_proof.FULL_MESH", 3)
+    monkeypatch.setattr("mingle.protocol.mesh_proof.SAMPLE", 1)
+    made = begun(*map(applicant, range(4)), first=3)
+    assert [addresses(made, number) for number in range(2)] == [["10.0.0.2", "10.0.0.4"], ["10.0.0.3", "10.0.0.4"]]
+    assert [made.can_lead(member(number)) for number in (1, 3)] == [False, True]
+
+
+def test_nodes_that_are_reached_by_all_can_lead() -> None:
+    shared = structs.replace(applicant(2, node="node1", local="10.0.0.2"), mesh_port=0)
+    made = begun(applicant(0), applicant(1), shared, applicant(3), first=1)
+    failed(made, 3, 1)
+    assert [made.can_lead(member(number)) for number in (1, 2, 3)] == [False, False, True]
+
+
+def test_node_that_nobody_dials_counts_as_reached() -> None:
+    made = begun(applicant(0), applicant(1), applicant(2, seen="203.0.113.7"), is_mesh=False, first=2)
+    assert not made.is_needed
+    assert made.can_lead(member(2))
 
 
 def test_one_process_of_each_node_takes_part() -> None:

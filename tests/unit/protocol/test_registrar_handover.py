@@ -123,6 +123,23 @@ def test_a_first_that_is_not_reached_keeps_its_seat_and_is_not_asked_again() -> 
     assert handing.phase is Sealing
 
 
+def test_a_first_that_was_not_reached_is_asked_again_once_another_member_was_lost() -> None:
+    handing = Handing()
+    handing.first_not_reached(FIRST, 3.0)
+    handing.lost(2, 4.0)
+    handing.join(3, SECOND, join(NODES[SECOND]), 5.0)
+    handing.confirm(1, 3)
+    assert handing.phase is HandingOver
+
+
+def test_the_session_of_the_first_is_called_five_times() -> None:
+    handing = Handing()
+    assert not handing.calls_again(SECOND)
+    assert [handing.calls_again(FIRST) for _ in range(5)] == [True] * 4 + [False]
+    handing.first_not_reached(FIRST, 3.0)
+    assert not handing.calls_again(FIRST)
+
+
 @pytest.mark.parametrize(("left", "later"), [(False, HandingOver), (True, Sealing)])
 def test_a_first_that_leads_in_vain_until_the_end_of_the_time(left: bool, later: type[State]) -> None:
     """One that has left for a session that cannot be reached is not asked again; one that was only stopped is."""
@@ -165,7 +182,7 @@ def seats(host: HostSeat, *others: frames.Join) -> Seats:
 )
 def test_who_comes_before_the_host(host: dict[str, Any], other: frames.Join, first: bool) -> None:
     found = seats(host_seat(**host), other).before_host()
-    assert (found is not None) is first
+    assert bool(found) is first
 
 
 def test_members_without_an_order_come_last_as_they_came() -> None:
