@@ -14,6 +14,7 @@ from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.effects import Hangup, Multicast, ProveStore, Write
 from mingle.protocol.events import (
     Accepted,
+    Address,
     BytesReceived,
     Connected,
     Disconnected,
@@ -23,7 +24,8 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
-from mingle.protocol.handshake import HandshakeFailed, HostConversation
+from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.machine import Endpoints
 from mingle.protocol.member import SUSPECT_SECONDS, Attached, Joining, Searching
 from mingle.protocol.membership import READY_HEARD_SECONDS
 from mingle.protocol.observations import NetworkFacts
@@ -35,6 +37,7 @@ from mingle.protocol.participant import (
     ProvingStore,
     TryingPaths,
 )
+from mingle.protocol.prover import greeting
 from mingle.protocol.sessions import RETRY_SECONDS
 from mingle.wire import frames
 from tests.support.scripted_host import ADDRESS, HERE, OTHER, SESSION, Alone, offer, running
@@ -407,3 +410,47 @@ def test_a_member_hangs_up_on_callers() -> None:
     alone.joiner.effects()
     alone.joiner.handle(Accepted(7, "10.0.0.2"), 5.0)
     assert alone.joiner.effects() == [Hangup(7)]
+
+
+# --- the mesh, which others prove ------------------------------------------------------------------------------------
+
+
+def called(alone: Alone, purpose: frames.Purpose, *said: frames.AnyFrame) -> MemberConversation:
+    """Call a member that has a seat; return what the caller has seen of it."""
+    alone.joiner.endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4001)
+    call = Call(job="job", member=b"N" * 16, session=SESSION, purpose=purpose)
+    caller = MemberConversation(call, ("10.0.0.2", 4001))
+    alone.joiner.handle(Accepted(90, "10.0.0.3"), 2.0)
+    for frame in (None, *said):
+        if frame is not None:
+            caller.send(frame)
+        while data := caller.data_to_send():
+            alone.joiner.handle(BytesReceived(90, data), 2.0)
+            for effect in alone.joiner.effects():
+                if isinstance(effect, Write) and effect.conn == 90:
+                    caller.receive_data(effect.data)
+    return caller
+
+
+def test_a_member_with_a_seat_answers_a_node_that_proves_the_mesh() -> None:
+    alone = Alone()
+    alone.join()
+    caller = called(alone, "mesh", greeting(b"N" * 16))
+    assert caller.welcome is not None
+    assert 90 in alone.joiner.links
+
+
+@pytest.mark.parametrize("purpose", ["join", "probe", "conflict"])
+def test_a_member_is_no_host(purpose: frames.Purpose) -> None:
+    alone = Alone()
+    alone.join()
+    with pytest.raises(HandshakeFailed, match="session"):
+        called(alone, purpose)
+    assert 90 not in alone.joiner.links
+
+
+def test_a_member_hangs_up_on_a_node_that_asks_it_for_anything_else() -> None:
+    alone = Alone()
+    alone.join()
+    called(alone, "mesh", frames.Ask(what="status"))
+    assert 90 not in alone.joiner.links
