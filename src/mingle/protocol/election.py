@@ -505,10 +505,11 @@ class Elector:
             return
         if now < max(session.retry_at, session.report_at):
             return
-        session.report_at = now + CALL_AGAIN_SECONDS
         if session.is_proved and not self._loses_to(offer):
+            session.report_at = now + CALL_AGAIN_SECONDS
             session.send(frames.HostSeen(offer=host.offer()))
         else:
+            session.retry_at = now + CALL_AGAIN_SECONDS
             session.hang_up()
             self.sightings.race(session, self.identity.call(session.name, "conflict"), now)
 
