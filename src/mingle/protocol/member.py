@@ -232,8 +232,10 @@ class Joiner:
     def _change(self, why: str, state: State) -> None:
         before = self.part
         self.state = transition(TRANSITIONS, self.state, why, state)
-        if before is not None and self.part is not before:
+        ended = before is not None and self.part is not before
+        if before is not None and ended:
             before.end()
+        if ended or self.session is None:
             self._callers.hang_up_all()
 
     @property

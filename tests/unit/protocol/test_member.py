@@ -17,8 +17,17 @@ import pytest
 from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.effects import Dial, Hangup
 from mingle.protocol.election import Candidate
-from mingle.protocol.events import Disconnected, Heard, InterfacesChanged, StoreProved, StoreUnreachable, TimerDue
-from mingle.protocol.machine import Context
+from mingle.protocol.events import (
+    Accepted,
+    Address,
+    Disconnected,
+    Heard,
+    InterfacesChanged,
+    StoreProved,
+    StoreUnreachable,
+    TimerDue,
+)
+from mingle.protocol.machine import Context, Endpoints
 from mingle.protocol.member import HOST_SEEN_SECONDS, SUSPECT_SECONDS, Attached, Away, Searching
 from mingle.protocol.membership import RETURN_SECONDS, Membership
 from mingle.protocol.participant import (
@@ -115,6 +124,18 @@ def test_only_an_acknowledged_seal_outlasts_a_loss(state: type, returns_to: type
     joined.joiner.join(joined.session, 6.0)
     joined.hear(frames.Joined(session=SESSION, epoch=1))
     assert joined.state() is returns_to
+
+
+def test_callers_of_the_mesh_go_with_the_session_also_before_it_has_given_a_seat() -> None:
+    joined = Joined()
+    joined.joiner.endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4002)
+    joined.reach(AwaitingSeal)
+    joined.lose("reset", 5.0)
+    joined.joiner.join(joined.session, 6.0)
+    joined.joiner.handle(Accepted(99, "10.0.0.3"), 6.1)
+    assert 99 in joined.joiner.links
+    joined.lose("reset", 6.2)
+    assert 99 not in joined.joiner.links, "while this process hosts a session, nobody looks after them"
 
 
 def test_a_member_that_comes_back_late_still_lacks_go_alone() -> None:
