@@ -263,7 +263,8 @@ class SessionTable(Generic[S]):
         del self._known[session.name]
 
     def race(self, session: S, call: Call, now: float, *, key: JobKey | None = None) -> None:
-        """Start a race for a session, on all addresses that it is known by."""
+        """Start a race for a session, on all addresses that it is known by, in place of the one before."""
+        session.hang_up()
         session.race = ConnectionRace(
             call,
             session.targets,

@@ -638,3 +638,15 @@ def test_a_host_waits_no_longer_for_another_one_that_was_sealed_and_takes_member
     process.prove(conn)
     assert process.machine.host is not None
     assert not process.machine.host.conflicts.any_alive
+
+
+def test_the_first_that_is_called_again_has_one_race_also_if_a_datagram_says_that_it_is_sealed() -> None:
+    process = Hosting(HIGH)
+    assert process.machine.host is not None
+    process.machine.host.registrar.state = HandingOver(epoch=1, leader=LOW, ends=float("inf"))
+    assert process.dialed(1.5, LOW)
+    process.dialed(1.6, LOW, state="sealed", joined=3)
+    run(process.machine, 1.6 + 2 * ADDRESS_SECONDS, now=1.6)
+    (session,) = process.machine.sightings
+    assert session.race is not None
+    assert len(process.machine.links) == len(session.race._attempts)
