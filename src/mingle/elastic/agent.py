@@ -21,7 +21,7 @@ from mingle.elastic.leases import Hold
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import MingleError
-from mingle.protocol.effects import Effect, Hangup, Notice
+from mingle.protocol.effects import Effect, Notice
 from mingle.protocol.election import Candidacy, Elector
 from mingle.protocol.events import Accepted, AddressesChanged, Event, Heard
 from mingle.protocol.host import Host
@@ -215,7 +215,7 @@ class Agent:
             case AddressesChanged(addresses):
                 self.endpoints = structs.replace(self.endpoints, addresses=addresses)
             case Accepted(conn) if self.part is None:
-                self.links.effects.append(Hangup(conn))
+                self.links.refuse(conn)
             case Heard(Offer(host=host)) if host == self.identity.member:
                 return  # of this agent's own session, or of one that it has lost
         if self.part is not None:

@@ -26,7 +26,6 @@ from mingle.protocol.effects import (
     CloseStore,
     Effect,
     FormedStore,
-    Hangup,
     Multicast,
     Notice,
     OpenStore,
@@ -307,7 +306,7 @@ class Host:
 
     def _accepted(self, event: Accepted, now: float) -> None:
         if self.closed:
-            self._effects.append(Hangup(event.conn))
+            self.links.refuse(event.conn)
             return
         awaited = max(0, self.registrar.seats.size - len(self.registrar.seats))
         self._callers.expect(awaited, sealed=self.registrar.state.sealed)

@@ -38,7 +38,7 @@ class Link(Struct, eq=False, kw_only=True):
     """When each PING was sent that is not answered, by its number; the oldest first."""
     last_answered: int = 0
     unwritten: set[int] = field(default_factory=set)
-    """The connections on which something is to be written (:attr:`Links.unwritten`)."""
+    """The connections of the process on which something is to be written."""
 
     def send(self, frame: AnyFrame) -> None:
         """Send a frame."""

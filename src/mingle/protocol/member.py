@@ -16,7 +16,7 @@ from msgspec import Struct
 from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.callers import Caller, Callers
-from mingle.protocol.effects import Effect, Hangup
+from mingle.protocol.effects import Effect
 from mingle.protocol.events import (
     Accepted,
     Address,
@@ -370,7 +370,7 @@ class Joiner:
         if self._called is not before:
             self._callers.hang_up_all()
         if self._called is None or self.endpoints is None:
-            self._effects.append(Hangup(event.conn))
+            self.links.refuse(event.conn)
         else:
             self._callers.accepted(event.conn, event.address, now)
 
