@@ -23,6 +23,8 @@ from mingle.wire.datagrams import Offer
 
 SILENT_SECONDS = 10.0
 """The time for which sealed sessions that do not answer count as alive, one of them or all together."""
+CLAIM_GAP_SECONDS = 1.0
+"""The time between two claims that counts like the claims: in so short a time no host is elected."""
 CLAIM_PAUSE_SECONDS = 10.0
 """The time without any claim after which the next claim has a time of its own: a job whose ranks are all there forms in
 less."""
@@ -164,8 +166,11 @@ class Sightings(SessionTable[KnownSession]):
         )
         if self._claimed:
             self._claimed_at = now
-        if claimed and now > self._claimed_at + CLAIM_PAUSE_SECONDS:
+        pause = now - self._claimed_at
+        if claimed and pause > CLAIM_PAUSE_SECONDS:
             self._claims_since = now
+        elif claimed and pause > CLAIM_GAP_SECONDS:
+            self._claims_since += pause  # it is the time of waiting that is limited
         if claimed:
             self._claimed_at = now
         self._claimed = claimed

@@ -195,6 +195,18 @@ def test_sealed_sessions_that_are_only_claimed_hold_nobody_up_for_longer_than_on
     assert watched.conflicts.any_alive, "what is proved counts in the midst of claims"
 
 
+def test_time_without_a_claim_is_no_time_of_waiting() -> None:
+    watched = Watched()
+    for tick in range(10):
+        claim(watched, tick, 5.0 * tick)
+        watched.conflicts.sightings.handle_timer(5.0 * tick)
+        for conn in watched.dialed():
+            watched.handle(Disconnected(conn, "ECONNREFUSED"), 5.0 * tick)
+        assert not watched.conflicts.any_alive
+    claim(watched, 99, 50.0)
+    assert watched.conflicts.any_alive
+
+
 def test_after_a_while_without_claims_the_next_one_counts_again() -> None:
     watched = Watched()
     for tick in range(12):
