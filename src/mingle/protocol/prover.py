@@ -208,6 +208,7 @@ class Prover:
     def _handle(self, attempt: _Attempt, event: ConnectionEvent, now: float) -> None:
         """Process what has happened on a connection of this prover."""
         pursuit = attempt.pursuit
+        self._notice_pause(now)
         match event:
             case Connected():
                 self._connected(pursuit, attempt, now)
@@ -354,17 +355,19 @@ class Prover:
 
     def handle_timer(self, now: float) -> None:
         """Dial again, and give up what has taken too long."""
-        due = self.next_timer()
-        if due is not None and now - due > LATE_SECONDS:
-            self._postpone(now - due)
+        self._notice_pause(now)
         if now >= self._inspected_by:
             self._inspection = 0
         for pursuit in list(self._pursuits.values()):
             self._look_after(pursuit, now)
         self._fill(now)
 
-    def _postpone(self, seconds: float) -> None:
-        """Handle a pause of this process, in which it has dialed nobody."""
+    def _notice_pause(self, now: float) -> None:
+        """Handle a pause of this process, in which it has dialed nobody: what was due long ago shows it."""
+        due = self.next_timer()
+        if due is None or now - due <= LATE_SECONDS:
+            return
+        seconds = now - due
         self._inspected_by += seconds
         for pursuit in self._pursuits.values():
             pursuit.ends += seconds
