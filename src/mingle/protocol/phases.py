@@ -133,8 +133,14 @@ class Acknowledging(Stored):
     """By when they must, but for those that have said that they are still trying to reach the store."""
     ask_at: float
     """When those that are awaited are asked whether they are."""
+    began: float
+    """When SEALED was sent."""
     extended: dict[bytes, float] = field(default_factory=dict)
     """By when each of these must."""
+    asked_again: dict[bytes, float] = field(default_factory=dict)
+    """The members that have acknowledged long ago and were asked whether they are still there, each with when."""
+    bound_at: dict[bytes, float] = field(default_factory=dict)
+    """A moment at which each of those that have answered was certainly in this session."""
 
     @property
     def due(self) -> float:

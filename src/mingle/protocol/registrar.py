@@ -437,8 +437,15 @@ class Registrar:
         if seat is None:
             return
         self._challenges.answered(seat, asked_at)
-        if proving and isinstance(state, Acknowledging) and self.admission.waits_for_proofs:
+        if not isinstance(state, Acknowledging):
+            return
+        if proving and self.admission.waits_for_proofs:
             state.extended[seat.member] = now + self.admission.acknowledge_seconds
+        if asked_at >= state.asked_again.get(seat.member, float("inf")):
+            del state.asked_again[seat.member]
+            state.bound_at[seat.member] = asked_at
+            state.awaited.discard(seat.member)
+            self._advance(now)
 
     def ready(self, conn: int) -> None:
         """Handle READY: the member's process group stands, so its end is no loss from now on."""
@@ -472,6 +479,7 @@ class Registrar:
             awaited=set(self.seats),
             ends=now + self.admission.acknowledge_seconds,
             ask_at=now + self.admission.acknowledge_seconds / 2,
+            began=now,
         )
         self.state = transition(TRANSITIONS, state, "the store is open", acknowledging)
         self.admission.seal()
@@ -558,12 +566,33 @@ class Registrar:
         if self.may_seal(self.state):
             self._seal(self.state, now)
         if self.may_go(self.state):
-            if self.admission.can_go(now):
+            if loose := self._loose(self.state, now):
+                self._ask_again(self.state, loose, now)
+            elif self.admission.can_go(now):
                 self._go(self.state, now)
             else:
                 self._void("not all have acknowledged in time", "the acknowledgements came too late", now)
         if isinstance(self.state, Committed):
             self._latecomers.ask(self.state, now)
+
+    def _loose(self, state: Acknowledging, now: float) -> list[Seated]:
+        """Return the members that can have given this session up since they acknowledged, and gone to another one.
+
+        A member whose connection broke stays with the session for a while. This host can have been stopped for longer,
+        and reads the acknowledgement then before it sees the end of the connection.
+        """
+        if self.admission.takes_latecomers:
+            return []  # leases tell
+        since = now - RETURN_SECONDS
+        return [seat for seat in self.seats.others() if state.bound_at.get(seat.member, state.began) <= since]
+
+    def _ask_again(self, state: Acknowledging, loose: Sequence[Seated], now: float) -> None:
+        for seat in loose:
+            assert seat.conn is not None
+            state.awaited.add(seat.member)
+            state.extended[seat.member] = now + self.admission.acknowledge_seconds
+            state.asked_again[seat.member] = now
+            self._port.ping(seat.conn, now)
 
     def may_seal(self, state: State) -> TypeGuard[Confirming]:
         """Return whether all members have confirmed."""

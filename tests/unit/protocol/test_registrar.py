@@ -387,6 +387,32 @@ def test_no_acknowledgement_in_time() -> None:
     assert registrar.state.epoch == 2
 
 
+def test_go_waits_for_the_word_of_members_that_can_have_gone_since_they_acknowledged() -> None:
+    """A host that was stopped reads an acknowledgement before it sees that the member's connection has ended."""
+    registrar = at(Acknowledging)
+    registrar.acknowledged(1, 3.1)
+    late = 3.0 + RETURN_SECONDS
+    registrar.port.take()
+    registrar.acknowledged(2, late)
+    asked = registrar.port.take()
+    assert not told(asked, 1, frames.Go)
+    assert told(asked, 1, frames.Ping)
+    assert told(asked, 2, frames.Ping)
+    registrar.pong(1, late - 1.0, late + 0.1)  # the answer to an earlier question
+    registrar.pong(2, late, late + 0.1)
+    assert phase_of(registrar) is Acknowledging
+    registrar.pong(1, late, late + 0.2)
+    assert phase_of(registrar) is Committed
+
+
+def test_member_that_has_gone_since_it_acknowledged_voids_the_epoch_of_a_host_that_was_stopped() -> None:
+    registrar = at(Acknowledging)
+    registrar.acknowledged(1, 3.0 + RETURN_SECONDS)
+    registrar.acknowledged(2, 3.0 + RETURN_SECONDS)
+    registrar.lost(1, 3.0 + RETURN_SECONDS)
+    assert phase_of(registrar) is Open
+
+
 @pytest.mark.parametrize("proving", [True, False])
 def test_a_member_that_still_tries_to_reach_the_store_has_more_time_for_its_ack(proving: bool) -> None:
     """Torch looks up a name there, which can take longer. After a failed attempt another network may be needed."""
