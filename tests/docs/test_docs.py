@@ -30,7 +30,7 @@ from mingle.cli.output import SCHEMA
 from mingle.config import settings
 from mingle.config.settings import Arguments
 from mingle.engine.progress import line
-from mingle.protocol.observations import Snapshot
+from mingle.protocol.explain.observations import Snapshot
 from mingle.run import command as run_command
 from mingle.run import placeholders
 from mingle.wire import datagrams
@@ -535,7 +535,7 @@ def _anchor(heading: str) -> str:
 def rooms() -> dict[str, list[str]]:
     """Return the modules of each room, from the table in the document."""
     rows = re.findall(r"^\| \*\*(\w+)\*\* \| ([^|]+) \|", read(ARCHITECTURE), re.MULTILINE)
-    return {room: re.findall(r"`(\w+)`", modules) for room, modules in rows}
+    return {room: re.findall(r"`([\w.]+)`", modules) for room, modules in rows}
 
 
 def room_of(module: str, table: Mapping[str, list[str]]) -> str:
@@ -564,9 +564,9 @@ def test_every_module_has_one_room() -> None:
     top = []
     for module, path in MODULES.items():
         package, _, name = module.removeprefix("mingle.").partition(".")
-        if name:
+        if name and path.name != "__init__.py":
             packages.setdefault(package, []).append(name)
-        elif path.name != "__init__.py":
+        elif not name and path.name != "__init__.py":
             top.append(package)
     table = {room: sorted(modules) for room, modules in rooms().items()}
     for package, modules in packages.items():

@@ -15,7 +15,7 @@ from mingle.observe.finder import Finder, not_formed, not_found, several_hosts
 from mingle.observe.ping import EchoHeard, PingMachine
 from mingle.protocol.effects import Dial
 from mingle.protocol.events import Accepted, BytesReceived, Connected, Disconnected, Heard, Source, TimerDue
-from mingle.protocol.observations import NetworkFacts
+from mingle.protocol.explain.observations import NetworkFacts
 from mingle.text import printable
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import Rejected

@@ -13,6 +13,7 @@ from mingle.elastic.host import ElasticHost
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.events import Address, TimerDue
+from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, Mesh
 from mingle.protocol.seats import CLAIM_BYTES, EXPLICIT
 from mingle.wire.authentication import JobKey
@@ -155,7 +156,7 @@ class AgentProcess(Process):
 
     def _wake(self) -> None:
         if self.agent.expired(self.now):
-            self.agent.give_up(self.facts())
+            self.agent.give_up(timeout(self.agent.situation(), self.facts()))
             self._flush()
             return
         due, rounds = self.agent.next_timer(), 0

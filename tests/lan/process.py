@@ -31,10 +31,11 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
+from mingle.protocol.explain.deadline import timeout
+from mingle.protocol.explain.observations import NetworkFacts
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Formation, Identity
 from mingle.protocol.member import Joiner
-from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.phases import Open, Placed, State
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
@@ -319,7 +320,7 @@ class Process:
     def give_up(self) -> None:
         """Its time is up."""
         assert self.core is not None
-        self.core.give_up(self.facts())
+        self.core.give_up(timeout(self.core.situation(), self.facts()))
         self._flush()
 
     def close(self) -> None:

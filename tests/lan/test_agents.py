@@ -16,6 +16,7 @@ from mingle.elastic.quorum import Memory, Nodes
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
 from mingle.protocol.events import Address, AddressesChanged
+from mingle.protocol.explain.ladder import waiting
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, ProvingStore
 from mingle.protocol.phases import Confirming, Sealing
 from mingle.protocol.registrar import Registrar
@@ -651,7 +652,7 @@ def test_a_second_run_that_does_not_hear_how_the_first_one_ended_says_why_it_wai
         agent._event(agent.agent.ask_status)
     gathering.world.run(1.0)
     for agent in second:
-        cause = agent.agent.cause(agent.facts(), agent.now)
+        cause = waiting(agent.agent.situation(), agent.facts(), agent.now)
         assert cause is not None
         assert re.match(r"nodes came while the job ran on others \(node 0 on host m[01] \(10.0.0.[12]\), pid", cause[0])
     gathering.world.run(40.0)

@@ -17,12 +17,10 @@ from mingle.cli.checks import judge, why_unheard
 from mingle.diagnostics import Detour, Finding, diagnosis
 from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.diagnostics.firewall import Chain
-from mingle.elastic import reports as agent_reports
 from mingle.elastic.quorum import Memory, Nodes, Policy
 from mingle.observe.finder import not_found
-from mingle.protocol import reports
-from mingle.protocol.machine import Identity
-from mingle.protocol.observations import Diagnostics, Gone, NetworkFacts, Unreached
+from mingle.protocol.explain.deadline import timeout
+from mingle.protocol.explain.observations import Agents, Diagnostics, Gone, NetworkFacts, Situation, Unreached
 from mingle.wire.datagrams import Offer, Seek
 from mingle.wire.echo import EchoRequest
 from mingle.wire.frames import ProcessInfo, Status
@@ -116,33 +114,29 @@ class Row:
         return NetworkFacts(port=port, named_port=port != 29499, rejected=rejected, findings=found, **self.network)
 
 
-def _identity(row: Row) -> Identity:
-    rank = None if row.assigned else 0 if row.status is not None else 1
-    return Identity(
+def _situation(row: Row, status: Status | None, agents: Agents | None = None) -> Situation:
+    return Situation(
+        diagnostics=Diagnostics(**row.heard),
         job="resnet",
-        attempt="",
-        member=b"M" * 16,
-        rank=rank,
-        world_size=4,
-        node="n",
-        who=ProcessInfo(hostname="n", pid=1),
+        rank=None if row.assigned else 0 if row.status is not None else 1,
+        status=status,
+        connected=row.silent_host or status is not None,
+        seconds=5.0,
+        agents=agents,
     )
 
 
 def rank_names(row: Row) -> str:
     """The cause in the error of a rank whose time is up."""
-    connected = row.silent_host or row.status is not None
-    diagnostics = Diagnostics(**row.heard)
-    error = reports.timeout(_identity(row), diagnostics, row.facts(), seconds=5, status=row.status, connected=connected)
-    return str(error.cause)
+    return str(timeout(_situation(row, row.status), row.facts()).cause)
 
 
 def agent_names(row: Row) -> str:
     """The same, of an agent."""
     status = row.status or Status(joined=1, world_size=4, lacks="1 more node: 2 to 4 are wanted")
-    policy = Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0)
-    error = agent_reports.incomplete(_identity(row), Memory(policy), status, 5.0, Diagnostics(**row.heard), row.facts())
-    return str(error.cause)
+    memory = Memory(Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0))
+    agents = memory.told(ProcessInfo(hostname="n", pid=1))
+    return str(timeout(_situation(row, status, agents), row.facts()).cause)
 
 
 def find_names(row: Row) -> str:

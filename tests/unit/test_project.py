@@ -120,6 +120,15 @@ def test_modules_depend_on_each_other_one_way() -> None:
     graphlib.TopologicalSorter(needs).prepare()
 
 
+def test_no_machine_explains_itself() -> None:
+    """It hands out its situation; its driver asks for the cause."""
+    texts = {"mingle.protocol.explain.ladder", "mingle.protocol.explain.deadline"}
+    machines = [each for each in MODULES if each.startswith(("mingle.protocol.", "mingle.elastic."))]
+    outside = [each for each in machines if not each.startswith("mingle.protocol.explain")]
+    assert outside
+    assert [each for each in outside if texts & set(imports(each, MODULES[each]))] == []
+
+
 @pytest.mark.parametrize("path", MODULES.values(), ids=MODULES.keys())
 def test_module_says_what_it_is_for(path: Path) -> None:
     assert path.stem not in {"utils", "util", "helpers", "common", "misc"}

@@ -26,9 +26,9 @@ from mingle.observe.finder import (
     ranks_seeking,
 )
 from mingle.observe.observer import Observer
-from mingle.protocol import reports
-from mingle.protocol.observations import Diagnostics, NetworkFacts
-from mingle.text import endpoint_text
+from mingle.protocol.explain import ladder
+from mingle.protocol.explain.observations import Diagnostics, NetworkFacts, Situation
+from mingle.text import endpoint_text, ranks_text
 
 LIST_SECONDS = 2.0
 """The default time limit of ``list``: hosts answer within 0.1 s, and an address that does not answer costs 1 s."""
@@ -55,7 +55,7 @@ def list_(shared: Shared, fail_if_empty: bool) -> None:
     jobs = records(finder.sessions, finder.seekers.values())
     _log_facts(shared, facts)
     shared.answer({"jobs": jobs}, jobs_table(jobs, wide=shared.wide), Table(COLUMNS, [*map(row, jobs)]))
-    for version in reports.versions(facts):
+    for version in ladder.versions(facts):
         output.say(f"a host speaks {version} of the protocol: an incompatible mingle, whose jobs are not listed")
     if not jobs:
         cause, fix = why_no_job(facts)
@@ -70,7 +70,7 @@ def why_no_job(facts: NetworkFacts) -> tuple[str, str]:
         f"no job runs here, or no multicast passes ({', '.join(facts.interfaces)}; UDP port {facts.port})",
         "name hosts with --peers, or another interface with -i; `mingle-discover doctor` looks for the reason.",
     )
-    return reports.failing(facts) or reports.incompatible(facts) or reports.suspect(facts, Diagnostics()) or otherwise
+    return ladder.climb(Situation(diagnostics=Diagnostics(), facts=facts, final=True)) or otherwise
 
 
 @click.command("watch", epilog="Example: mingle-discover watch --json | jq .job.missing")
@@ -258,7 +258,7 @@ def row(record: Mapping[str, Any]) -> tuple[str, ...]:
         "-" if record["host"] is None else f"{record['host']['hostname'] or 'unknown'} pid {record['host']['pid']}",
         "-" if record["address"] is None else endpoint_text(record["address"], record["port"]),
         f"{record['joined']}/{size}",
-        reports.ranks_text(record["missing"]) if record["missing"] else "-",
+        ranks_text(record["missing"]) if record["missing"] else "-",
         "; ".join(map(_seeker_text, record["seeking"])) or "-",
         "secret" if record["secret"] else "-",
     )
@@ -277,7 +277,7 @@ def jobs_table(records: Iterable[Mapping[str, Any]], *, wide: bool = False) -> T
     for record in records:
         job, *cells = row(record)
         others = {each["job"] for each in records} - {job} if record in waiting else set()
-        near = sorted(other for other in others if reports.resembles(job, other))
+        near = sorted(other for other in others if ladder.resembles(job, other))
         rows.append(((job, *(f"{_RESEMBLES} {other}" for other in near)), *cells))
     return Table(COLUMNS, rows, prose="SEEKING", wide=wide, styles=_STYLES)
 

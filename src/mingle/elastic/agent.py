@@ -24,10 +24,9 @@ from mingle.errors import MingleError
 from mingle.protocol.effects import Effect, Notice
 from mingle.protocol.election import Candidacy, Elector
 from mingle.protocol.events import Accepted, AddressesChanged, Event, Heard
+from mingle.protocol.explain.observations import Situation
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity
-from mingle.protocol.observations import NetworkFacts, Snapshot
-from mingle.protocol.reports import Cause
 from mingle.wire.datagrams import Datagram, Offer, Seek
 
 
@@ -175,13 +174,9 @@ class Agent:
         """Return the current step, in a word, for the log."""
         return self.part.stage() if self.part is not None else "at rest"
 
-    def snapshot(self) -> Snapshot:
-        """Return the state for the progress line."""
-        return self.part.snapshot() if self.part is not None else Snapshot(False, 0, (), "at rest")
-
-    def cause(self, facts: NetworkFacts, now: float) -> Cause | None:
-        """Return the best cause so far why this agent waits, for the progress line."""
-        return self.part.cause(facts, now) if isinstance(self.part, Elector) else None
+    def situation(self) -> Situation | None:
+        """Return how far the session has come, and what explains why this agent waits; None if it does not."""
+        return self.part.situation() if isinstance(self.part, Elector) else None
 
     def ask_status(self) -> None:
         """Ask the host for the job's status."""
@@ -200,10 +195,10 @@ class Agent:
         """Return whether the deadline of the present gathering has passed."""
         return isinstance(self.part, Elector) and self.part.expired(now)
 
-    def give_up(self, facts: NetworkFacts) -> None:
-        """End a gathering whose time is up with the error that explains it."""
+    def give_up(self, error: MingleError) -> None:
+        """End a gathering whose time is up, with this error unless what happened before has its own."""
         if isinstance(self.part, Elector):
-            self.part.give_up(facts)
+            self.part.give_up(error)
             self._end_failed()
 
     # --- what happens ----------------------------------------------------------------------------------------------

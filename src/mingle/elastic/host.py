@@ -8,19 +8,19 @@ for a host again; ``dissolved`` holds the reason.
 
 from __future__ import annotations
 
-from mingle.elastic import reports as elastic_reports
+from msgspec import structs
+
+from mingle.elastic import reports
 from mingle.elastic.leases import PING_SECONDS, Hold, is_fresh
 from mingle.elastic.quorum import Memory, Quorum
-from mingle.errors import MingleError
-from mingle.protocol import reports
 from mingle.protocol.callers import Caller
 from mingle.protocol.conflicts import Contest
 from mingle.protocol.connection_race import named
 from mingle.protocol.effects import CloseStore, Multicast, Notice
 from mingle.protocol.events import Source
+from mingle.protocol.explain.observations import Diagnostics, Situation
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Identity
-from mingle.protocol.observations import Diagnostics, NetworkFacts
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
@@ -114,8 +114,9 @@ class ElasticHost(Host):
                 times.append(self._store_gone_at + STORE_GONE_SECONDS)
         return min((time for time in times if time is not None), default=None)
 
-    def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> reports.Cause | None:
-        return elastic_reports.waiting(self.identity, self._memory, self.registrar.status(), heard, facts)
+    def situation(self) -> Situation:
+        """Return what explains why no session forms."""
+        return structs.replace(super().situation(), agents=self._memory.told(self.identity.who))
 
     def calling(self) -> Datagram | None:
         """The datagram for unicast peers now; a running host looks for other sessions of its job."""
@@ -133,9 +134,9 @@ class ElasticHost(Host):
             self._store_gone_at = now
         if now >= self.quorum.kept_until():
             present = len(self.quorum.counting(now))
-            self._dissolve(elastic_reports.too_few(self.identity, present, self.quorum.wanted), None)
+            self._dissolve(reports.too_few(self.identity, present, self.quorum.wanted), None)
         elif self._store_gone_at is not None and now >= self._store_gone_at + STORE_GONE_SECONDS:
-            self._dissolve(elastic_reports.address_gone(self.identity), None)
+            self._dissolve(reports.address_gone(self.identity), None)
 
     def _is_unreachable(self) -> bool:
         """Return whether other agents, members too, can't reach the store any more: its address has gone.
@@ -226,7 +227,7 @@ class ElasticHost(Host):
         self.check(now)
         for offer, running in [] if self.closed else self.conflicts.proved():
             if running.state != "open" and self.yields_to(offer):
-                self._dissolve(elastic_reports.comes_second(self.identity, offer.host_name), offer)
+                self._dissolve(reports.comes_second(self.identity, offer.host_name), offer)
                 break
         if self._rounds_asked:
             self._answer_rounds(now)
@@ -236,7 +237,7 @@ class ElasticHost(Host):
         self._ping_at, self._look_at = now, now + LOOK_AROUND_SECONDS * self.rng.uniform(0.3, 1.3)
         self._memory.surplus, self._memory.left_out = False, None
         if self.quorum.small:
-            text = elastic_reports.small(self.identity, self._memory.policy, len(self.registrar.seats))
+            text = reports.small(self.identity, self._memory.policy, len(self.registrar.seats))
             self._effects.append(Notice(text))
 
     def _tell_members(self) -> None:
@@ -251,7 +252,7 @@ class ElasticHost(Host):
             self._callers.send(conn, members)
         self._compare_clocks()
         if (doubts := self.quorum.doubts()) and doubts != self._doubts:
-            self._effects.append(Notice(elastic_reports.shared_machine(self.identity, doubts)))
+            self._effects.append(Notice(reports.shared_machine(self.identity, doubts)))
         self._doubts = doubts
 
     def _compare_clocks(self) -> None:
@@ -260,7 +261,7 @@ class ElasticHost(Host):
         apart = seats[-1].ahead - seats[0].ahead
         if apart > CLOCKS_APART_SECONDS and not self._clocks_warned:
             self._clocks_warned = True
-            text = elastic_reports.clocks_apart(self.identity, seats[0].who, seats[-1].who, apart)
+            text = reports.clocks_apart(self.identity, seats[0].who, seats[-1].who, apart)
             self._effects.append(Notice(text))
 
     def _members(self) -> list[tuple[bytes, int]]:
@@ -289,7 +290,3 @@ class ElasticHost(Host):
         self.dissolved, self.moved_to = reason, moved_to
         self._effects.append(CloseStore(reason))
         self._end(reason, conflict=False, regather=True, offer=moved_to)
-
-    def _incomplete(self, facts: NetworkFacts) -> MingleError:
-        status = self.registrar.status()
-        return elastic_reports.incomplete(self.identity, self._memory, status, self.timeout, self.diagnostics, facts)

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 
-import msgspec
+from msgspec import structs
 
 from mingle.elastic import reports
 from mingle.elastic.leases import BINDING_SECONDS, is_fresh
 from mingle.elastic.quorum import LEFT_OUT_REMEMBERED, Memory
-from mingle.errors import MingleError
 from mingle.network.connections import CLOSED_BY_PEER
-from mingle.protocol import reports as protocol_reports
 from mingle.protocol.effects import Notice
 from mingle.protocol.election import Candidate
 from mingle.protocol.events import Source
+from mingle.protocol.explain.observations import Situation
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.member import HOST_SEEN_SECONDS, LEFT_OUT_SECONDS, Joining
-from mingle.protocol.observations import Diagnostics, NetworkFacts
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, Participant, ProvingStore
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
@@ -93,20 +91,13 @@ class AgentMember(Candidate):
             return due
         return binding.until if due is None else min(due, binding.until)
 
-    def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> protocol_reports.Cause | None:
-        left_out = self._memory.left_out
-        if left_out is not None and self.session is None:
-            return left_out.detail, left_out.remedy
-        status = self._surplus_status or (None if self.session is None else self.status)
-        if status is None:
-            return super()._why_waiting(heard, facts)
-        return reports.waiting(self.identity, self._memory, status, heard, facts)
-
-    @property
-    def _surplus_status(self) -> frames.Status | None:
-        """What a surplus agent waits for once it reaches no session."""
-        waits = self.is_surplus and self.session is None and not self.search.sightings.may_run()
-        return reports.surplus(self.identity, self._memory) if waits else None
+    def situation(self) -> Situation:
+        """Return what explains why this agent waits."""
+        away = self.session is None
+        surplus = away and self.is_surplus and not self.search.sightings.may_run()
+        return structs.replace(
+            super().situation(), agents=self._memory.told(self.identity.who, away=away, surplus=surplus)
+        )
 
     # --- what is heard ---------------------------------------------------------------------------------------------
 
@@ -142,7 +133,7 @@ class AgentMember(Candidate):
                 self._released(session, frame)
             case frames.Refused(reason="surplus"):
                 memory.surplus, memory.ran = True, (session.name, frame.detail)
-                frame = msgspec.structs.replace(frame, reason="full")
+                frame = structs.replace(frame, reason="full")
             case frames.Refused(reason="mesh"):
                 self._is_left_out(frame, now)
         super().host_said(session, frame, now)
@@ -193,7 +184,7 @@ class AgentMember(Candidate):
         if name == session.name:
             session.token = token  # of a seat that this agent had before it lost the session and heard of it again
         join = super()._application(session, now)
-        return msgspec.structs.replace(
+        return structs.replace(
             join,
             generation=memory.generation,
             clock=memory.clock,
@@ -285,12 +276,3 @@ class AgentMember(Candidate):
         agent. Before JOINED it may not know which agent called, and count an earlier connection.
         """
         return reason == CLOSED_BY_PEER and not isinstance(self.state, Joining)
-
-    def _timeout(self, facts: NetworkFacts) -> MingleError:
-        status = self._surplus_status or self.status or self._memory.best_status
-        left_out = self._memory.left_out
-        if left_out is not None and self.session is None:
-            return reports.stayed_left_out(self.identity, left_out, self.timeout)
-        if status is None:
-            return super()._timeout(facts)
-        return reports.incomplete(self.identity, self._memory, status, self.timeout, self.diagnostics, facts)

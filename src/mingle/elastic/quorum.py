@@ -16,10 +16,12 @@ import msgspec
 
 from mingle.elastic.leases import GROWN_SECONDS, LEASE_SECONDS, Binding, Leases, is_fresh
 from mingle.errors import ConfigurationError, counted
-from mingle.protocol import reports
 from mingle.protocol.admission import Admission
+from mingle.protocol.explain.errors import SHARED_MACHINE
+from mingle.protocol.explain.observations import Agents
 from mingle.protocol.seating import node_keys
 from mingle.protocol.seats import Seated
+from mingle.text import few
 from mingle.wire import frames
 
 ACKNOWLEDGE_SECONDS = 8.0
@@ -134,6 +136,29 @@ class Memory:
         """Return the agents of the last session that are not here."""
         here = {(who.hostname, who.pid) for who in present}
         return [str(who) for who in self.companions if (who.hostname, who.pid) not in here]
+
+    def told(self, who: frames.ProcessInfo, *, away: bool = False, surplus: bool = False) -> Agents:
+        """Return what the likely cause follows from.
+
+        Args:
+            who: this agent.
+            away: whether it has no host.
+            surplus: whether it waits for the end of a run that had no place for it.
+        """
+        nodes = self.policy.nodes
+        return Agents(
+            who=str(who),
+            nodes=str(nodes),
+            minimum=nodes.minimum,
+            maximum=nodes.maximum,
+            founders=nodes.founders,
+            had_quorum=self.had_quorum,
+            others=self.ran[1],
+            missed=self.missed(()),
+            best=self.best_status,
+            left_out=self.left_out if away else None,
+            surplus=surplus,
+        )
 
     def note_run(self, session: bytes, said: frames.Running | frames.Closed) -> None:
         """Take note of what a session says of itself that this agent is not in."""
@@ -405,8 +430,8 @@ class Quorum(Admission):
         for key, applicant in zip(node_keys(applicants), applicants, strict=True):
             machines.setdefault(key, []).append(applicant.who)
         shared = [agents for agents in machines.values() if len(agents) > 1]
-        named = (f"{agents[0].hostname}, pids {reports.few(sorted(each.pid for each in agents))}" for agents in shared)
-        return f"{reports.SHARED_MACHINE} ({reports.few(named, '; ')})" if shared else ""
+        named = (f"{agents[0].hostname}, pids {few(sorted(each.pid for each in agents))}" for agents in shared)
+        return f"{SHARED_MACHINE} ({few(named, '; ')})" if shared else ""
 
     def lacks(self) -> str:
         """Return what this gathering lacks before it can be sealed, as text for people; empty if nothing."""
@@ -422,4 +447,4 @@ class Quorum(Admission):
         elif nodes.minimum < nodes.founders:
             text += f", or {nodes.minimum} with --rdzv-conf allow_minority=1"
         missed = self._memory.missed(seat.applicant.who for seat in self.seats.values())
-        return f"{text}; missed: {reports.few(missed, '; ')}" if missed else text
+        return f"{text}; missed: {few(missed, '; ')}" if missed else text

@@ -47,7 +47,7 @@ from mingle.detached import AbandonedError
 from mingle.engine import progress, store
 from mingle.errors import MingleError
 from mingle.protocol.machine import scoped
-from mingle.protocol.reports import few
+from mingle.text import few
 
 if TYPE_CHECKING:
     from mingle.elastic.gathering import Gathered, Gathering

@@ -20,7 +20,7 @@ from mingle.network.interfaces import (
     reverse_path_drops,
 )
 from mingle.network.peers import HERE
-from mingle.protocol.observations import NetworkFacts
+from mingle.protocol.explain.observations import NetworkFacts
 from mingle.wire.datagrams import BROWSE_GROUP, truncate_utf8
 
 if TYPE_CHECKING:

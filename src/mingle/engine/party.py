@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import structs
 
@@ -55,8 +55,9 @@ from mingle.network.folder import FolderStorage
 from mingle.network.transport import NothingOpenedError
 from mingle.protocol.effects import CloseStore, Effect, Inspect
 from mingle.protocol.events import Inspected, InterfacesChanged
+from mingle.protocol.explain import deadline, ladder
+from mingle.protocol.explain.observations import Cause, NetworkFacts, Snapshot
 from mingle.protocol.machine import Context, Endpoints, Identity
-from mingle.protocol.observations import NetworkFacts, Snapshot
 from mingle.records import logger
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import truncate_utf8
@@ -64,10 +65,6 @@ from mingle.wire.frames import MAX_NODE_KEY_BYTES, ProcessInfo, Unit
 
 if sys.platform != "win32":
     import resource
-
-if TYPE_CHECKING:
-    from mingle.engine.progress import Shown
-    from mingle.protocol.reports import Cause
 
 INSPECTION_SECONDS = 1.0
 """The least time between two looks at the firewall: without a secret, any process on the network can ask for them."""
@@ -389,7 +386,7 @@ class Party:
         except MingleError:
             raise
         except BaseException:  # Ctrl-C, or what a signal handler of the application has raised
-            progress.interrupted(lambda: self._machine.snapshot(), self.clock())  # noqa: PLW0108 - it may not be there
+            progress.interrupted(lambda: Snapshot.of(self._machine.situation()), self.clock())
             raise
         finally:
             self._progress = None
@@ -417,18 +414,15 @@ class Party:
 
     def snapshot(self) -> Snapshot:
         """Return the job's status as the machine knows it."""
-        return self._ask_machine(lambda machine: machine.snapshot())
+        return self.ask(lambda: Snapshot.of(self._machine.situation()))
 
     def ask_status(self) -> None:
         """Ask the host for the job's status."""
-        self._ask_machine(lambda machine: machine.ask_status())
+        self.ask(lambda: self._machine.ask_status())  # noqa: PLW0108 - it may not be there
 
     def cause(self, facts: NetworkFacts, now: float) -> Cause | None:
         """Return the best cause so far why the machine waits; None if nothing was observed."""
-        return self._ask_machine(lambda machine: machine.cause(facts, now))
-
-    def _ask_machine(self, question: Callable[[Shown], _T]) -> _T:
-        return self.ask(lambda: question(self._machine))
+        return self.ask(lambda: ladder.waiting(self._machine.situation(), facts, now))
 
     def inspect(self, wanted: Inspect) -> None:
         """Find out what this machine's firewall blocks, and tell the machine. A caller that waits does this."""
@@ -599,7 +593,7 @@ class Party:
     def _give_up(self, facts: NetworkFacts) -> None:
         """Have the machine end with the error that explains why the time is up."""
         if self._machine.expired(self.clock()):
-            self._machine.give_up(facts)
+            self._machine.give_up(deadline.timeout(self._machine.situation(), facts))
         self._time_is_up = False
 
     def _leave(self) -> None:

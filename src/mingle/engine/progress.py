@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Protocol, TextIO, cast
 from mingle import forksafe, records
 from mingle.config import settings
 from mingle.errors import suppressed
-from mingle.protocol.observations import NetworkFacts, Snapshot
-from mingle.protocol.reports import Cause, brief, ranks_text
-from mingle.text import printable
+from mingle.protocol.explain.ladder import brief
+from mingle.protocol.explain.observations import Cause, NetworkFacts, Snapshot
+from mingle.text import printable, ranks_text
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -18,16 +18,17 @@ from mingle.config.settings import Network
 from mingle.config.values import Secret
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.observe.observer import Observer, new_name, this_process
-from mingle.protocol import reports
 from mingle.protocol.connection_race import ConnectionRace, merged, named
 from mingle.protocol.effects import Effect, Multicast
 from mingle.protocol.events import BytesReceived, Connected, Disconnected, Event, Heard, Source, TimerDue
+from mingle.protocol.explain.deadline import other_jobs, tried
+from mingle.protocol.explain.ladder import climb, unreachable_host
+from mingle.protocol.explain.observations import Cause, Diagnostics, NetworkFacts, Observing, Situation
 from mingle.protocol.handshake import Call
 from mingle.protocol.machine import Context, NewId, scoped
-from mingle.protocol.observations import Diagnostics, NetworkFacts
 from mingle.protocol.pacing import Seeker
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
-from mingle.text import endpoint_text
+from mingle.text import endpoint_text, few, ranks_text
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek, asker_name
@@ -54,6 +55,7 @@ _RANKS_NAMED = 4096
 REFRESH_SECONDS = 0.5
 """How often a job that has not formed is asked for its state, while `find` waits for its store."""
 _SHOWN = 8
+_UNPROVED_FIX = "give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET."
 PROOF_SECONDS = 1.0
 """How long a host that was found in a shared folder has to prove itself."""
 LOOK_SECONDS = 0.1
@@ -525,7 +527,7 @@ def not_formed(job: str, session: FoundSession, seconds: float) -> DiscoveryTime
     """Return the error for a job whose host was found and whose store is not open yet."""
     running = session.running
     assert running is not None
-    missing = f", missing ranks: {reports.ranks_text(running.missing)}" if running.missing else ""
+    missing = f", missing ranks: {ranks_text(running.missing)}" if running.missing else ""
     return DiscoveryTimeoutError.explain(
         f"job {job!r} is hosted by {running.host}, but has no store after {seconds:g} s: "
         f"{session.joined} of {running.world_size} ranks joined{missing}.",
@@ -540,28 +542,22 @@ def not_found(job: str, finder: Finder, facts: NetworkFacts, seconds: float) -> 
     if any(why.startswith("secret") for each in finder.sessions for why in each.failures.values()):
         cause = "only one of its host and this command has a secret, or their secrets differ"
         return AuthenticationError.explain(
-            f"{observation}\n{_heard(finder)}\n{reports.tried(facts, cause, silence=False)}",
+            f"{observation}\n{_heard(finder)}\n{tried(facts, cause, silence=False)}",
             cause=cause,
-            remedy="give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET.",
+            remedy=_UNPROVED_FIX,
         )
     cause, remedy = _why_not_found(job, finder, facts)
-    detail = f"{_heard(finder)}\n{reports.tried(facts, cause)}"
+    detail = f"{_heard(finder)}\n{tried(facts, cause)}"
     return DiscoveryTimeoutError.explain(f"{observation}\n{detail}", cause=cause, remedy=remedy)
 
 
-def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> reports.Cause:
+def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> Cause:
     sessions = finder.sessions
     # A sign in a shared folder is no proof of multicast.
     works = "" if all(each.in_folder for each in finder.seekers.values()) else ", so multicast works here"
     searched = (
         f"ranks look for it{works}; its rank 0 was not started or does not hear us",
         "look at the output of rank 0.",
-    )
-    words = reports.Words(
-        unproved="the job's ranks",
-        unproved_fix="give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET.",
-        mistyped_fix="give the job id that the ranks were started with; `mingle-discover list` shows all.",
-        joins=False,
     )
     heard = (
         "the job does not run, or its multicast does not reach this network (other jobs are heard, so multicast works "
@@ -574,23 +570,20 @@ def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> reports.Cau
         "start rank 0; without multicast name its host with --peers.",
     )
     gone = all(each.was_alive for each in sessions)
-    cause = reports.likely_cause(
-        job,
-        finder.diagnostics,
-        facts,
-        words,
-        alone=True,
-        certain=reports.unreachable_host("its host", facts, gone=gone) if sessions else None,
-        heard=searched if finder.seekers else None,
+    observer = Observing(
+        unproved_fix=_UNPROVED_FIX,
+        mistyped_fix="give the job id that the ranks were started with; `mingle-discover list` shows all.",
+        unreached=unreachable_host("its host", facts, gone=gone) if sessions else None,
+        sought=searched if finder.seekers else None,
     )
+    cause = climb(Situation(job=job, diagnostics=finder.diagnostics, facts=facts, observer=observer, final=True))
     return cause or (heard if finder.diagnostics.other_jobs else silence)
 
 
 def _heard(finder: Finder) -> str:
     lines = [f"  not proved: {each.host()}: {each.problem}" for each in finder.sessions[:_SHOWN]]
     if finder.seekers:
-        lines.append(f"  looking for it: {reports.few(finder.seekers.values(), '; ')}")
+        lines.append(f"  looking for it: {few(finder.seekers.values(), '; ')}")
     if finder.diagnostics.other_jobs:
-        others = (f"{job!r} by {who}" for job, who in sorted(finder.diagnostics.other_jobs.items()))
-        lines.append(f"  other job ids heard on this network: {reports.few(others, '; ')}")
+        lines.append(f"  other job ids heard on this network: {other_jobs(finder.diagnostics)}")
     return "\n".join(lines) or "  no process was heard, of this job or of another"

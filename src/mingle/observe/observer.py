@@ -18,8 +18,8 @@ from mingle.engine.driver import Driver
 from mingle.network.folders import storages
 from mingle.network.transport import NothingOpenedError
 from mingle.protocol.effects import Effect
+from mingle.protocol.explain.observations import NetworkFacts
 from mingle.protocol.machine import Machine
-from mingle.protocol.observations import NetworkFacts
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Group

@@ -59,14 +59,13 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
+from mingle.protocol.explain.observations import Situation, note
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity
 from mingle.protocol.member import LEAVE, Joiner, Searching
-from mingle.protocol.observations import NetworkFacts, Snapshot, note
 from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.participant import AwaitingSeal
 from mingle.protocol.phases import HandingOver, Open
-from mingle.protocol.reports import Cause
 from mingle.protocol.sessions import KnownSession
 from mingle.protocol.sightings import Sightings
 from mingle.wire import frames
@@ -327,13 +326,9 @@ class Elector:
         """Return the current step, in a word, for the log."""
         return self.acting.stage()
 
-    def snapshot(self) -> Snapshot:
-        """Return the state for the progress line."""
-        return self.acting.snapshot()
-
-    def cause(self, facts: NetworkFacts, now: float) -> Cause | None:
-        """Return the best cause so far why this process waits, for the progress line."""
-        return self.acting.cause(facts, now)
+    def situation(self) -> Situation:
+        """Return how far the job has come, and what explains why this process waits."""
+        return self.acting.situation()
 
     def ask_status(self) -> None:
         """Ask the host for the job's status."""
@@ -571,9 +566,9 @@ class Elector:
         """Return whether the deadline has passed without an end."""
         return not self.finished and now >= self._deadline
 
-    def give_up(self, facts: NetworkFacts) -> None:
-        """End at the deadline with the error that explains it."""
-        self.acting.give_up(facts)
+    def give_up(self, error: MingleError) -> None:
+        """End at the deadline, with this error unless what happened before has its own."""
+        self.acting.give_up(error)
 
     def close(self, reason: str, *, failed: bool = False) -> None:
         """Send the good-byes and close every connection, as :meth:`Joiner.close`."""

@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Struct
 
 from mingle.errors import InterfaceError, MingleError
-from mingle.protocol import mesh_report, reports
 from mingle.protocol.admission import Admission
 from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.conflicts import ConflictingHosts, Contest
@@ -45,11 +44,12 @@ from mingle.protocol.events import (
     StoreOpened,
     TimerDue,
 )
+from mingle.protocol.explain import errors, mesh_report
+from mingle.protocol.explain.mesh_report import LeftOut
+from mingle.protocol.explain.observations import Cause, Diagnostics, Situation, note_name
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
 from mingle.protocol.mesh_proof import Proof
-from mingle.protocol.mesh_report import LeftOut
-from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note_name
 from mingle.protocol.pacing import HostAnnouncements
 from mingle.protocol.phases import Committed, Sealing
 from mingle.protocol.prover import Prover, greeting
@@ -57,6 +57,7 @@ from mingle.protocol.registrar import Registrar
 from mingle.protocol.seating import contiguous
 from mingle.protocol.seats import EXPLICIT, Seats
 from mingle.protocol.states import Transitions, transition
+from mingle.text import joined_lines
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, Datagram, Offer, Seek
 
@@ -213,21 +214,22 @@ class Host:
         """Return the phase and the number of members, for the log."""
         return f"{self.registrar.state.phase}, {len(self.registrar.seats)}/{self.identity.world_size} joined"
 
-    def snapshot(self) -> Snapshot:
-        """Return the state for the progress line."""
-        status = self.registrar.status()
+    def situation(self) -> Situation:
+        """Return how far the job has come, and what explains why it does not form."""
         running = self._sightings.running
-        text = f"the job is already running, hosted by {running[0].host}" if running else ""
-        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text, status.hosts)
-
-    def cause(self, facts: NetworkFacts, now: float) -> reports.Cause | None:
-        """Return the best cause so far why the job does not form, for the progress line."""
-        heard = self.diagnostics.lately(now)
-        apart = None if self.had_members else reports.kept_apart(self.identity, heard, secured=self.secured)
-        return apart or self._why_waiting(heard, facts)
-
-    def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> reports.Cause | None:
-        return reports.waiting(self.identity, heard, facts, status=self.registrar.status(), connected=True)
+        return Situation(
+            diagnostics=self.diagnostics,
+            job=self.identity.job,
+            rank=self.identity.rank,
+            unit=self.identity.who.unit,
+            status=self.registrar.status(),
+            connected=True,
+            running=str(running[0].host) if running else "",
+            proved=self.had_members,
+            secured=self.secured,
+            seconds=self.timeout,
+            deadline=self.state.deadline if isinstance(self.state, Forming) else 0.0,
+        )
 
     def ask_status(self) -> None:
         """Do nothing: the host knows the status."""
@@ -403,7 +405,7 @@ class Host:
 
     def no_common_network(self, matrix: str) -> None:
         """Fail: no address of this host was reached by every member."""
-        self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
+        self._fail(errors.no_common_network(self.identity, matrix), conflict=True)
 
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         """Open connections to the targets of this host."""
@@ -439,7 +441,7 @@ class Host:
         self._prover.stop()
         self._announcements.reopened(now)
         self._readdress(now)
-        self._effects.append(Notice(reports.reopened(self.identity, reason)))
+        self._effects.append(Notice(errors.reopened(self.identity, reason)))
 
     def formed(self) -> None:
         """Take the host's own place in the job."""
@@ -464,21 +466,21 @@ class Host:
             if caller.conversation.proved and caller.asks_only:
                 self._callers.send(conn, self._description.running(self.registrar, caller.hello.who, state.since))
         if not contiguous(list(state.places.values())):
-            self._effects.append(Notice(reports.not_contiguous(self.identity)))
+            self._effects.append(Notice(errors.not_contiguous(self.identity)))
         if self.registrar.seats.assigned and self.registrar.admission.hands_over:
             self._remark_on_order(self.registrar.seats)
 
     def _remark_on_order(self, seats: Seats) -> None:
         """Warn if the order of the nodes can be another one than its user expects."""
         for first in seats.before_host()[:1]:
-            self._effects.append(Notice(reports.first_not_reached(self.identity, first.who)))
+            self._effects.append(Notice(errors.first_not_reached(self.identity, first.who)))
         without = [each.who.hostname for each in seats.in_order() if not each.applicant.order.startswith(EXPLICIT)]
         if 0 < len(without) < len(seats):
-            self._effects.append(Notice(reports.some_node_ranks(self.identity, list(dict.fromkeys(without)))))
+            self._effects.append(Notice(errors.some_node_ranks(self.identity, list(dict.fromkeys(without)))))
 
     def member_lost(self, who: frames.ProcessInfo, how: str) -> None:
         """Close the store: the other members can't go on without this one."""
-        self._effects.append(CloseStore(reports.member_lost(self.identity, who, how), lost=who, how=how))
+        self._effects.append(CloseStore(errors.member_lost(self.identity, who, how), lost=who, how=how))
 
     def _store_failed(self, epoch: int, error: MingleError) -> None:
         state = self.registrar.state
@@ -518,7 +520,7 @@ class Host:
     def _judge(self, now: float) -> None:
         """Fail if another host of this job stays."""
         if others := self.conflicts.lasting(now):
-            self._fail(reports.two_hosts(self.identity, others), conflict=True)
+            self._fail(errors.two_hosts(self.identity, others), conflict=True)
             return
         if error := self._sightings.verdict(now):
             self._fail(error, conflict=True)
@@ -527,27 +529,14 @@ class Host:
         """Return whether the deadline has passed without an end."""
         return isinstance(self.state, Forming) and now >= self.state.deadline
 
-    def give_up(self, facts: NetworkFacts) -> None:
-        """End at the deadline with the error that explains it."""
-        if not isinstance(self.state, Forming):
-            return
-        identity = self.identity
-        self.diagnostics.forget_mended(self.state.deadline)
-        failure = self._sightings.failure(self.state.deadline)
-        if failure is None and not self.had_members:
-            failure = reports.authentication(identity, self.diagnostics, facts, secured=self.secured)
-        self._fail(failure or self._incomplete(facts), conflict=False)
-
-    def _incomplete(self, facts: NetworkFacts) -> MingleError:
-        """Return the error that names the missing ranks."""
-        status = self.registrar.status()
-        return reports.timeout(
-            self.identity, self.diagnostics, facts, seconds=self.timeout, status=status, connected=True
-        )
+    def give_up(self, error: MingleError) -> None:
+        """End at the deadline, with this error unless what happened before has its own."""
+        if isinstance(self.state, Forming):
+            self._fail(self._sightings.failure(self.state.deadline) or error, conflict=False)
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if isinstance(self.state, Forming):
-            reason, network = reports.joined_lines(error.observation), isinstance(error, InterfaceError)
+            reason, network = joined_lines(error.observation), isinstance(error, InterfaceError)
             self._end(reason, conflict=conflict, network=network, failure=error)
 
     def close(self, reason: str, winner: Offer | None = None) -> None:
@@ -570,7 +559,7 @@ class Host:
         offer: Offer | None = None,
         failure: MingleError | None = None,
         unconnected: tuple[str, ...] = (),
-        why: reports.Cause = ("", ""),
+        why: Cause = ("", ""),
     ) -> None:
         formation = self.outcome
         event = "the session is closed" if failure is None else "the job has failed"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from mingle.protocol import mesh_proof, mesh_report
+from mingle.protocol import mesh_proof
 from mingle.protocol.admission import Admission
+from mingle.protocol.explain import mesh_report
 from mingle.protocol.machine import Mesh, roster_digest
 from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.phases import Committed

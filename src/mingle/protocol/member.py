@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Struct
 
 from mingle.errors import MingleError
-from mingle.protocol import reports
 from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.effects import Effect
 from mingle.protocol.events import (
@@ -34,10 +33,11 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
+from mingle.protocol.explain import errors
+from mingle.protocol.explain.observations import Diagnostics, Situation, note
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, scoped
 from mingle.protocol.membership import RETURN_SECONDS, Membership, RosterAnswer
-from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note
 from mingle.protocol.participant import AwaitingConfirm, AwaitingSeal, Decided, Participant, TryingPaths
 from mingle.protocol.prover import Prover, greeting
 from mingle.protocol.search import Search
@@ -305,26 +305,25 @@ class Joiner:
         """Return the current step, in a word, for the log."""
         return self.state.stage if self.membership is None else Attached.stage
 
-    def snapshot(self) -> Snapshot:
-        """Return the state for the progress line."""
+    def situation(self) -> Situation:
+        """Return how far the job has come, and what explains why this member waits."""
         running = self.search.sightings.running
-        text = f"the job is already running, hosted by {running[0].host}" if running else ""
-        status, found = self.status, self.session is not None
-        if status is None or not found:
-            return Snapshot(found, 0, (), self.stage(), text)
-        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text, status.hosts)
-
-    def cause(self, facts: NetworkFacts, now: float) -> reports.Cause | None:
-        """Return the best cause so far why this member waits, for the progress line."""
-        heard = self.diagnostics.lately(now)
-        proved = bool(self.diagnostics.proved)
-        apart = None if proved else reports.kept_apart(self.identity, heard, secured=self._secured)
-        return apart or self._why_waiting(heard, facts)
-
-    def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> reports.Cause | None:
-        connected = self.session is not None
-        status = self.status if connected else None
-        return reports.waiting(self.identity, heard, facts, status=status, connected=connected)
+        asked_at = self.search.asked_at  # since it has lost its host, if it had one
+        lost = self.session is None and asked_at is not None and self._deadline - asked_at >= HOST_GONE_SECONDS
+        return Situation(
+            diagnostics=self.diagnostics,
+            job=self.identity.job,
+            rank=self.identity.rank,
+            unit=self.identity.who.unit,
+            status=self.status,
+            connected=self.session is not None,
+            running=str(running[0].host) if running else "",
+            gone=lost,
+            proved=bool(self.diagnostics.proved),
+            secured=self._secured,
+            seconds=self.timeout,
+            deadline=self._deadline,
+        )
 
     def calling(self) -> Datagram | None:
         """The datagram for unicast peers now."""
@@ -574,11 +573,11 @@ class Joiner:
             self.search.race(session, now)
             self.search.resume(now)
         else:
-            self.failure = reports.refused(self.identity, frame)
+            self.failure = errors.refused(self.identity, frame)
 
     def _closed_by_host(self, session: KnownSession, frame: frames.Closed, now: float) -> None:
         if frame.conflict:
-            self.failure = reports.closed_by_host(self.identity, frame)
+            self.failure = errors.closed_by_host(self.identity, frame)
         else:
             # With this member it has not decided GO, which would have come first on this connection, and never will.
             session.give_up(now)
@@ -705,26 +704,9 @@ class Joiner:
         """Return whether the deadline has passed without an end."""
         return not self.finished and now >= self._deadline
 
-    def give_up(self, facts: NetworkFacts) -> None:
-        """End at the deadline with the error that explains it."""
-        self.diagnostics.forget_mended(self._deadline)
-        failure = self.search.sightings.failure(self._deadline) or self.search.conflict or self.failure
-        if failure is None and not self.diagnostics.proved:
-            failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self._secured)
-        self.failure = failure or self._timeout(facts)
-
-    def _timeout(self, facts: NetworkFacts) -> MingleError:
-        """Return the error of a member whose time is up."""
-        asked_at = self.search.asked_at  # since it has lost its host, if it had one
-        return reports.timeout(
-            self.identity,
-            self.diagnostics,
-            facts,
-            seconds=self.timeout,
-            status=self.status,
-            connected=self.session is not None,
-            gone=self.session is None and asked_at is not None and self._deadline - asked_at >= HOST_GONE_SECONDS,
-        )
+    def give_up(self, error: MingleError) -> None:
+        """End at the deadline, with this error unless what happened before has its own."""
+        self.failure = self.search.sightings.failure(self._deadline) or self.search.conflict or self.failure or error
 
     def close(self, reason: str, *, failed: bool = False) -> None:
         """Send the good-byes and close every connection.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from mingle.errors import MingleError
-from mingle.protocol import reports
+from mingle.protocol.explain import errors
 from mingle.protocol.machine import Formation, Identity
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
@@ -102,7 +102,7 @@ class Membership:
     def host_lost_error(self) -> MingleError | None:
         """The error of a member whose host is gone before READY: its store no longer answers."""
         lost = self.loss and not self._ready and self.host_gone
-        return reports.host_lost_error(self._identity, self.loss) if lost else None
+        return errors.host_lost_error(self._identity, self.loss) if lost else None
 
     def send(self, frame: frames.AnyFrame) -> None:
         """Send a frame to the host, if this member is connected to it."""

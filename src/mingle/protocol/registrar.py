@@ -27,13 +27,13 @@ from typing import Protocol, TypeGuard
 
 import msgspec
 
-from mingle.protocol import mesh_report, reports
 from mingle.protocol.admission import Admission
+from mingle.protocol.explain import mesh_report
+from mingle.protocol.explain.mesh_report import LeftOut
 from mingle.protocol.latecomers import Latecomers
 from mingle.protocol.machine import Mesh, roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.mesh_proof import Proof, apart_from
-from mingle.protocol.mesh_report import LeftOut
 from mingle.protocol.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
 from mingle.protocol.phases import (
     DOES_NOT_LEAD,
@@ -55,6 +55,7 @@ from mingle.protocol.roster import NAMED_AGENTS, REMEMBERED_TEXT, History, descr
 from mingle.protocol.seating import place, reach_matrix
 from mingle.protocol.seats import Challenge, Challenges, HostSeat, Seated, Seats, rank_taken
 from mingle.protocol.states import transition
+from mingle.text import few
 from mingle.wire import frames
 
 MOST_CALLS = 5
@@ -533,7 +534,7 @@ class Registrar:
         elif isinstance(state, Apart) and now >= state.again_at:
             self._ask_to_confirm("the pause is over", now, again=True)
         elif isinstance(state, Acknowledging) and now >= state.due:
-            silent = reports.few((self.seats[member].who for member in sorted(state.awaited)), "; ")
+            silent = few((self.seats[member].who for member in sorted(state.awaited)), "; ")
             lack = f"no acknowledgement within {self.admission.acknowledge_seconds:.0f} s from {silent}"
             self._void("not all have acknowledged in time", lack, now)
         elif isinstance(state, Acknowledging) and now >= state.ask_at:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from mingle.protocol import reports
+from mingle.protocol.explain.errors import refusal_text
 from mingle.protocol.seating import NodeKey, node_keys
 from mingle.protocol.seats import Seated
+from mingle.text import few
 from mingle.wire import frames
 
 # Bounds against a rank that crashes and restarts in a loop, so that STATUS fits into one frame whatever the names are.
@@ -39,7 +40,7 @@ class History:
         # These only wait, or come without their token.
         if refusal.reason not in ("running", "full", "surplus", "session"):
             who = msgspec.structs.replace(applicant.who, rank=applicant.rank)
-            self.refusals.append(f"{who}: {reports.refusal_text(refusal, who.unit)}"[:REMEMBERED_TEXT])
+            self.refusals.append(f"{who}: {refusal_text(refusal, who.unit)}"[:REMEMBERED_TEXT])
 
     def came(self, applicant: frames.Join) -> None:
         """Forget the refusals of a rank that has a seat now: it was started again with the right settings."""
@@ -69,7 +70,7 @@ def rank_of(seat: Seated, places: Mapping[bytes, frames.Place]) -> int | None:
 
 def described(members: Sequence[frames.ProcessInfo]) -> str:
     """Return the members as text for an error; cut where it gets long."""
-    return reports.few(members, "; ")[: frames.MAX_TEXT_CHARACTERS]
+    return few(members, "; ")[: frames.MAX_TEXT_CHARACTERS]
 
 
 def hosts(seats: Mapping[bytes, Seated]) -> str:
@@ -80,7 +81,7 @@ def hosts(seats: Mapping[bytes, Seated]) -> str:
         machines.setdefault((applicant.who.hostname or "unknown", key), applicant.who.address)
     named = [(name, address) for (name, _), address in machines.items()]
     shared = Counter(name for name, _ in named)
-    return reports.few(f"{name} ({address})" if address and shared[name] > 1 else name for name, address in named)
+    return few(f"{name} ({address})" if address and shared[name] > 1 else name for name, address in named)
 
 
 def roster(

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from mingle.errors import MingleError
-from mingle.protocol import reports
 from mingle.protocol.connection_race import ConnectionRace, RaceState, named
 from mingle.protocol.events import Source
+from mingle.protocol.explain import errors
+from mingle.protocol.explain.observations import Diagnostics, note, note_name
 from mingle.protocol.machine import Context, Identity
-from mingle.protocol.observations import Diagnostics, note, note_name
 from mingle.protocol.pacing import DiscoveryClient
 from mingle.protocol.sessions import KnownSession, SessionPolicy
 from mingle.protocol.sightings import Sightings
@@ -220,7 +220,7 @@ class Search(SessionPolicy[KnownSession]):
             self.sightings.closed(session, frame)
             if frame.conflict:
                 # The next session can be free of the conflict: it counts if none comes.
-                self.conflict = reports.closed_by_host(self._identity, frame)
+                self.conflict = errors.closed_by_host(self._identity, frame)
 
     def _probed(self, session: KnownSession, running: frames.Running, now: float) -> None:
         if running.state == "open":

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mingle.errors import MingleError
-from mingle.protocol import reports
 from mingle.protocol.connection_race import ConnectionRace, DialTarget, RaceState, address_seconds, merged
 from mingle.protocol.effects import Notice
+from mingle.protocol.explain import errors
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
 from mingle.wire import frames
@@ -211,14 +211,14 @@ class Sightings(SessionTable[KnownSession]):
             waited, ago = now - since, now - session.said_at
             if waited >= RUNNING_NOTICE_SECONDS and not session.notified:
                 session.notified = True
-                self._effects.append(Notice(reports.running_notice(self._identity, running, ago)))
+                self._effects.append(Notice(errors.running_notice(self._identity, running, ago)))
             if waited >= self.patience:
-                return reports.running(self._identity, running, ago)
+                return errors.running(self._identity, running, ago)
         return None
 
     def failure(self, now: float) -> MingleError | None:
         """Return the error of a process whose own time is over while the job runs elsewhere."""
         for session in self:
             if session.ran is not None:
-                return reports.running(self._identity, session.ran, now - session.said_at)
+                return errors.running(self._identity, session.ran, now - session.said_at)
         return None

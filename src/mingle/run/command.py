@@ -184,7 +184,7 @@ def _default_job_id(nnodes: int, line: Sequence[str]) -> tuple[str, str]:
     meet.
     """
     from mingle.config import placement, settings
-    from mingle.protocol.reports import LINE_JOB_ID
+    from mingle.protocol.explain.ladder import LINE_JOB_ID
 
     given, source = os.environ.get("MINGLE_JOB_ID"), "MINGLE_JOB_ID"
     if given is not None:

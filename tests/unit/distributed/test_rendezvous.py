@@ -47,8 +47,8 @@ from mingle.errors import (
 from mingle.forksafe import Closable
 from mingle.network import interfaces
 from mingle.network.interfaces import Interface
+from mingle.protocol.explain.observations import NetworkFacts
 from mingle.protocol.machine import Formation
-from mingle.protocol.observations import NetworkFacts
 from mingle.wire.frames import Place, encode_frame
 from tests.support.alarms import alarm_after
 from tests.support.children import held_by_another_thread, in_child

@@ -20,6 +20,7 @@ from mingle.protocol.events import (
     StoreProved,
     StoreUnreachable,
 )
+from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import ProcessInfo
@@ -128,7 +129,7 @@ def test_what_is_claimed_has_a_budget_of_its_own_in_each_gathering() -> None:
     gathering.world.run(0.1)
     agent, now, here = process.agent, process.now, Source(interface="eth0", address="10.0.0.9")
     agent.handle(Heard(offer("A"), here), now)
-    agent.give_up(process.facts())  # while the claim is still being probed
+    agent.give_up(timeout(agent.situation(), process.facts()))  # while the claim is still being probed
     agent.gather(now + 20.0)
     agent.handle(Heard(offer("A"), here), now + 20.1)
     assert isinstance(agent.part, Elector)
@@ -141,12 +142,12 @@ def test_failed_agent_rests_until_it_is_asked_again() -> None:
     gathering.world.run(1.0)
     agent = process.agent
     now = gathering.world.now
-    agent.give_up(process.facts())
+    agent.give_up(timeout(agent.situation(), process.facts()))
     assert agent.failure is not None
     assert agent.part is None
-    assert (agent.stage(), agent.snapshot().phase, agent.calling(), agent.next_timer()) == (
+    assert (agent.stage(), agent.situation(), agent.calling(), agent.next_timer()) == (
         "at rest",
-        "at rest",
+        None,
         None,
         None,
     )

@@ -10,8 +10,9 @@ from mingle.diagnostics import CheckStatus, Finding
 from mingle.elastic import reports as agent_reports
 from mingle.elastic.quorum import Memory, Nodes, Policy
 from mingle.errors import DiscoveryTimeoutError, MingleError
+from mingle.protocol.explain.deadline import timeout
+from mingle.protocol.explain.observations import Diagnostics, NetworkFacts, Situation
 from mingle.protocol.machine import Identity
-from mingle.protocol.observations import Diagnostics, NetworkFacts
 from mingle.wire.frames import ProcessInfo, Status
 
 POLICY = Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0)
@@ -45,14 +46,12 @@ def incomplete(
     facts: NetworkFacts = FACTS,
     memory: Memory | None = None,
 ) -> MingleError:
-    return agent_reports.incomplete(
-        IDENTITY,
-        memory or Memory(POLICY),
-        status,
-        seconds,
-        diagnostics or Diagnostics(),
-        facts,
+    agents = (memory or Memory(POLICY)).told(IDENTITY.who)
+    heard = diagnostics or Diagnostics()
+    situation = Situation(
+        diagnostics=heard, job=IDENTITY.job, status=status, connected=True, seconds=seconds, agents=agents
     )
+    return timeout(situation, facts)
 
 
 def test_too_few_nodes() -> None:

@@ -22,7 +22,7 @@ from rich.status import Status
 from mingle import records
 from mingle.engine import progress
 from mingle.engine.progress import Progress, line, say
-from mingle.protocol.observations import NetworkFacts, Snapshot
+from mingle.protocol.explain.observations import NetworkFacts, Snapshot
 from tests.support.loopback import job_name, until
 
 SEEKING = Snapshot(host_found=False, joined=0, missing=())

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from mingle.config.settings import Network
 from mingle.errors import AuthenticationError, DiscoveryTimeoutError, MingleError
 from mingle.observe.finder import Finder, find_job, list_jobs, not_found, several_hosts
-from mingle.protocol.observations import NetworkFacts
+from mingle.protocol.explain.observations import NetworkFacts
 from tests.support.bystanders import Wire, a_finder, a_formed_job, gathering
 from tests.support.loopback import longer
 from tests.support.ports import free_udp_port

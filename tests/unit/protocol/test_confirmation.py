@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from mingle.protocol import mesh_proof, mesh_report, prover
+from mingle.protocol import mesh_proof, prover
 from mingle.protocol.admission import Admission
+from mingle.protocol.explain import mesh_report
 from mingle.protocol.machine import Mesh
 from mingle.protocol.network_choice import MOST_REPEATS
 from mingle.protocol.phases import Confirming, NoMesh, Open, Sealing

@@ -35,11 +35,12 @@ from mingle.protocol.events import (
     Source,
     TimerDue,
 )
+from mingle.protocol.explain.deadline import timeout
+from mingle.protocol.explain.observations import NetworkFacts
 from mingle.protocol.handshake import Call, HostConversation, MemberConversation
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.member import Joiner
-from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.phases import Confirming, HandingOver
 from mingle.wire import frames
@@ -376,7 +377,7 @@ def test_elector_ignores_its_own_offers() -> None:
 def test_the_error_of_its_session_stays_when_that_is_gone() -> None:
     machine = elector(timeout=5.0)
     run(machine, 4.9)
-    machine.give_up(NetworkFacts())
+    machine.give_up(timeout(machine.situation(), NetworkFacts()))
     failure = machine.failure
     assert isinstance(failure, DiscoveryTimeoutError)
     assert "within 5 s" in str(failure)

@@ -32,10 +32,12 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
+from mingle.protocol.explain.deadline import timeout
+from mingle.protocol.explain.ladder import waiting
+from mingle.protocol.explain.observations import NetworkFacts
 from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
 from mingle.protocol.host import MAX_HOSTS_SEEN
 from mingle.protocol.machine import roster_digest
-from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import LATE_ANSWERS_AT_ONCE, LATE_ANSWERS_PER_SECOND
 from mingle.protocol.phases import Acknowledging, Committed, Open, Sealing, State
 from mingle.protocol.prover import greeting
@@ -203,7 +205,7 @@ def test_a_member_that_was_there_rules_out_that_the_secret_is_wrong_for_all() ->
     alone.join(1, 1)
     alone.host.diagnostics.secret_signs += 20
     alone.host.handle(Disconnected(1, "its time was up"), 59.9)
-    alone.host.give_up(NetworkFacts())
+    alone.host.give_up(timeout(alone.host.situation(), NetworkFacts()))
     assert isinstance(alone.host.failure, DiscoveryTimeoutError)
     assert "missing ranks: 2" in alone.host.failure.observation
     assert "secret" in str(alone.host.failure)
@@ -553,12 +555,12 @@ def test_seek_that_cannot_reach_the_host_is_the_cause_until_the_member_joins() -
         job="job", member=b"c" * 16, world_size=3, rank=2, hostname="h2", pid=8, unreached=SESSION, how="10.0.0.1 x"
     )
     alone.host.handle(Heard(seek, HERE), 10.0)
-    cause = alone.host.cause(NetworkFacts(), 11.0)
+    cause = waiting(alone.host.situation(), NetworkFacts(), 11.0)
     assert cause is not None
     said = "rank 2 on host h2 (10.0.0.9), pid 8 hears host h0, pid 1 and does not reach it over TCP (10.0.0.1 x)"
     assert cause[0].startswith(said)
     alone.host.diagnostics.joined(seek.member, frames.ProcessInfo())
-    assert alone.host.cause(NetworkFacts(), 11.0) is None
+    assert waiting(alone.host.situation(), NetworkFacts(), 11.0) is None
 
 
 def test_question_of_a_seated_member_does_not_make_it_an_outsider() -> None:
@@ -577,6 +579,6 @@ def test_missing_rank_that_says_that_it_failed_is_the_cause_and_a_seated_one_is_
     for member, rank in ((seated, 1), (b"c" * 16, 2)):
         said = Failed(job="job", member=member, rank=rank, hostname=f"h{rank}", pid=8, reason="no room")
         alone.host.handle(Heard(said, HERE), 10.0)
-    cause = alone.host.cause(NetworkFacts(), 11.0)
+    cause = waiting(alone.host.situation(), NetworkFacts(), 11.0)
     assert cause is not None
     assert cause[0] == "rank 2 on host h2 (10.0.0.9), pid 8 has failed: no room"

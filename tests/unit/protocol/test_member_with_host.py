@@ -24,11 +24,12 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
+from mingle.protocol.explain.deadline import timeout
+from mingle.protocol.explain.observations import NetworkFacts
 from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.protocol.machine import Endpoints
 from mingle.protocol.member import SUSPECT_SECONDS, Attached, Joining, Searching
 from mingle.protocol.membership import READY_HEARD_SECONDS
-from mingle.protocol.observations import NetworkFacts
 from mingle.protocol.pacing import SEEK_INTERVAL_MAX_SECONDS
 from mingle.protocol.participant import (
     STORE_RETRY_SECONDS,
@@ -292,7 +293,7 @@ def test_a_running_job_that_ends_in_a_conflict_explains_that_none_comes(another:
     alone.joiner.handle(Disconnected(conn, "the other side closed the connection"), 3.0)
     if another:
         alone.join(4.0)
-    alone.joiner.give_up(NetworkFacts())
+    alone.joiner.give_up(timeout(alone.joiner.situation(), NetworkFacts()))
     assert isinstance(alone.joiner.failure, DiscoveryTimeoutError if another else ConflictError)
     assert ("two rank 0s" in str(alone.joiner.failure)) is not another
 
@@ -328,7 +329,7 @@ def test_the_deadline() -> None:
     assert alone.said[-1] == frames.Ask(what="status")
     assert not alone.joiner.expired(9.9)
     assert alone.joiner.expired(10.0)
-    alone.joiner.give_up(NetworkFacts())
+    alone.joiner.give_up(timeout(alone.joiner.situation(), NetworkFacts()))
     assert isinstance(alone.joiner.failure, DiscoveryTimeoutError)
     assert alone.joiner.next_timer() is None
 
@@ -337,7 +338,7 @@ def test_why_a_host_has_ended_its_session_is_in_the_report() -> None:
     alone = Alone()
     conn = alone.join()
     alone.hear(conn, 2.0, frames.Closed(session=SESSION, reason="its user stopped it"))
-    alone.joiner.give_up(NetworkFacts())
+    alone.joiner.give_up(timeout(alone.joiner.situation(), NetworkFacts()))
     assert "it ended its session: its user stopped it" in str(alone.joiner.failure)
 
 
@@ -348,7 +349,7 @@ def test_a_host_that_has_gone_is_the_cause_unless_its_time_was_up_as_well(ended_
     alone.hear(conn, 1.5, frames.Status(joined=2, world_size=3, missing=(2,)))
     alone.hear(conn, ended_at, frames.Closed(session=SESSION, reason="2 of 3 ranks joined"))
     alone.joiner.handle(TimerDue(), ended_at + 0.05)
-    alone.joiner.give_up(NetworkFacts())
+    alone.joiner.give_up(timeout(alone.joiner.situation(), NetworkFacts()))
     assert ("has gone since" in str(alone.joiner.failure.cause)) is gone  # type: ignore[union-attr]
     assert "2 of 3 ranks joined, missing ranks: 2 (as last reported by rank 0" in str(alone.joiner.failure)
 
@@ -359,7 +360,7 @@ def test_a_host_that_is_still_there_has_not_gone() -> None:
     assert alone.joiner.search.asked_at is not None
     conn = alone.join()
     alone.hear(conn, 1.5, frames.Status(joined=2, world_size=3, missing=(2,)))
-    alone.joiner.give_up(NetworkFacts())
+    alone.joiner.give_up(timeout(alone.joiner.situation(), NetworkFacts()))
     assert "the missing ranks were not started" in str(alone.joiner.failure)
 
 

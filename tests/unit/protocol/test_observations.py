@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from mingle.protocol.events import Source
-from mingle.protocol.machine import Identity
-from mingle.protocol.observations import (
+from mingle.protocol.explain.observations import (
     KEPT_OUT_SECONDS,
     LATELY_SECONDS,
     REMEMBERED_PER_KIND,
@@ -17,6 +16,7 @@ from mingle.protocol.observations import (
     note,
     note_name,
 )
+from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Bye, Datagram, Failed, List, Offer, Seek
 from mingle.wire.frames import ProcessInfo, Unit
 
@@ -229,7 +229,7 @@ def test_pair_is_forgotten_once_it_has_a_seat_or_is_said_no_more() -> None:
     diagnostics.joined(bytes([1]) * 16, ProcessInfo())
     assert len(diagnostics.unreached) == REMEMBERED_PER_KIND - 1
     assert len(diagnostics.lately(TOLD_AGAIN_SECONDS + 0.5).unreached) == REMEMBERED_PER_KIND - 2
-    diagnostics.forget_mended(TOLD_AGAIN_SECONDS + 1.5)
+    diagnostics = diagnostics.without_mended(TOLD_AGAIN_SECONDS + 1.5)
     assert diagnostics.unreached == {}
 
 

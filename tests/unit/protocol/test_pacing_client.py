@@ -10,8 +10,8 @@ import pytest
 from mingle.config.values import Secret
 from mingle.protocol.effects import Answer, Effect, Multicast
 from mingle.protocol.events import Source
+from mingle.protocol.explain.observations import Diagnostics
 from mingle.protocol.machine import Context, Identity
-from mingle.protocol.observations import Diagnostics
 from mingle.protocol.pacing import (
     LATE_SECONDS,
     SEEK_INTERVAL_MAX_SECONDS,

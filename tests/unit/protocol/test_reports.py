@@ -9,10 +9,11 @@ from msgspec import structs
 
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
-from mingle.protocol import reports
+from mingle.protocol.explain import deadline, errors, ladder
+from mingle.protocol.explain.ladder import LINE_JOB_ID
+from mingle.protocol.explain.observations import Diagnostics, NetworkFacts, Situation
 from mingle.protocol.machine import Identity
-from mingle.protocol.observations import Diagnostics, NetworkFacts
-from mingle.protocol.reports import LINE_JOB_ID
+from mingle.text import joined_lines, ranks_text
 from mingle.wire.frames import Closed, ProcessInfo, Refused, Running, Status, Unit
 
 ME = Identity(
@@ -41,7 +42,26 @@ FACTS = NetworkFacts(
 def timeout(
     diagnostics: Diagnostics, *, status: Status | None = None, connected: bool = False, facts: NetworkFacts = FACTS
 ) -> MingleError:
-    return reports.timeout(ME, diagnostics, facts, seconds=30, status=status, connected=connected)
+    return deadline.timeout(situation(diagnostics, status=status, connected=connected), facts)
+
+
+def situation(
+    diagnostics: Diagnostics, me: Identity = ME, *, status: Status | None = None, connected: bool = False
+) -> Situation:
+    return Situation(
+        diagnostics=diagnostics,
+        job=me.job,
+        rank=me.rank,
+        unit=me.who.unit,
+        status=status,
+        connected=connected,
+        seconds=30.0,
+    )
+
+
+def authentication(diagnostics: Diagnostics, facts: NetworkFacts, *, secured: bool) -> MingleError:
+    here = structs.replace(situation(diagnostics), proved=False, secured=secured)
+    return deadline.timeout(here, facts)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +76,7 @@ def timeout(
     ],
 )
 def test_ranks_text(ranks: tuple[int, ...], text: str) -> None:
-    assert reports.ranks_text(ranks) == text
+    assert ranks_text(ranks) == text
 
 
 def test_a_timeout_says_what_was_tried() -> None:
@@ -123,7 +143,7 @@ def test_only_an_id_that_resembles_ours_is_the_cause(job: str, other: str, resem
     heard = Diagnostics(other_jobs={other: "host node9 (10.0.0.9), pid 4"})
     me = structs.replace(ME, job=job)
     for status in (None, Status(joined=1, world_size=8, missing=(1, 2))):
-        error = reports.timeout(me, heard, NetworkFacts(), seconds=30, status=status, connected=False)
+        error = deadline.timeout(situation(heard, me, status=status), NetworkFacts())
         assert ("mistyped" in str(error.cause)) == resembles
         assert resembles or "job id" not in f"{error.cause} {error.remedy}"
         assert f"other job ids heard on this network: {other!r} by host node9" in error.observation
@@ -140,8 +160,7 @@ def test_cause_names_several_jobs_or_attempts() -> None:
 
 def test_no_rejected_datagrams_are_claimed_if_only_a_connection_failed() -> None:
     heard = Diagnostics(secret_failures={"10.0.0.2: secret: the caller did not prove the secret": None})
-    error = reports.authentication(ME, heard, NetworkFacts(), secured=True)
-    assert error is not None
+    error = authentication(heard, NetworkFacts(), secured=True)
     assert "job 'resnet': 10.0.0.2: secret: the caller did not prove the secret.\n" in str(error)
 
 
@@ -180,7 +199,7 @@ def test_what_is_the_cause_is_no_remark_as_well() -> None:
 
 def test_what_explains_silence_is_no_remark_where_a_secret_is_the_cause() -> None:
     heard = Diagnostics(secret_failures={"10.0.0.2: secret: it has another one": None})
-    error = reports.authentication(ME, heard, NetworkFacts(findings=[BLOCKED, DOUBTFUL]), secured=True)
+    error = authentication(heard, NetworkFacts(findings=[BLOCKED, DOUBTFUL]), secured=True)
     assert BLOCKED.observation in str(error)
     assert DOUBTFUL.observation not in str(error)
 
@@ -188,7 +207,7 @@ def test_what_explains_silence_is_no_remark_where_a_secret_is_the_cause() -> Non
 def test_a_rank_that_came_and_went_is_no_named_host_from_which_nothing_came() -> None:
     facts = NetworkFacts(unanswered=["10.0.0.4: no answer"])
     met = Status(joined=1, world_size=8, missing=(5,), left=("rank 4 on host node4 (10.0.0.4), pid 9: reset",))
-    told = reports.waiting(ME, Diagnostics(), facts, status=met, connected=True)
+    told = ladder.waiting(situation(Diagnostics(), status=met, connected=True), facts, 0.0)
     assert told is None
 
 
@@ -211,16 +230,16 @@ def test_a_host_that_hangs() -> None:
 
 @pytest.mark.parametrize("secured", [True, False])
 def test_authentication_needs_a_sign_of_this_very_job(secured: bool) -> None:
-    assert reports.authentication(ME, Diagnostics(), FACTS, secured=secured) is None
+    assert type(authentication(Diagnostics(), FACTS, secured=secured)) is DiscoveryTimeoutError
     diagnostics = Diagnostics(secret_signs=4, signed_without_secret=4)
-    error = reports.authentication(ME, diagnostics, FACTS, secured=secured)
+    error = authentication(diagnostics, FACTS, secured=secured)
     assert type(error) is AuthenticationError
     assert "MINGLE_SECRET" in str(error.remedy)
 
 
 @pytest.mark.parametrize("reason", ["rank out of range", "world size", "full", "ranks mixed", "kind", "running"])
 def test_a_refusal_names_who_is_in_the_way(reason: str) -> None:
-    error = reports.refused(ME, Refused(reason=reason, detail="the detail", who=HOST))  # type: ignore[arg-type]
+    error = errors.refused(ME, Refused(reason=reason, detail="the detail", who=HOST))  # type: ignore[arg-type]
     assert type(error) is ConflictError
     assert f"{reason} (the detail)" in str(error)
     assert "rank 0 on host node0 (10.0.0.1), pid 7" in str(error)
@@ -229,7 +248,7 @@ def test_a_refusal_names_who_is_in_the_way(reason: str) -> None:
 
 
 def test_a_taken_rank_is_named_with_its_holder() -> None:
-    error = reports.refused(ME, Refused(reason="rank taken", detail="the detail", who=HOST))
+    error = errors.refused(ME, Refused(reason="rank taken", detail="the detail", who=HOST))
     assert "is already taken by rank 0 on host node0 (10.0.0.1), pid 7" in error.observation
     assert "started twice" in str(error.cause)
 
@@ -237,7 +256,7 @@ def test_a_taken_rank_is_named_with_its_holder() -> None:
 @pytest.mark.parametrize(("unit", "text"), [("rank", "world size (the detail)"), ("node", "--nnodes (the detail)")])
 def test_a_number_that_differs_is_named_as_it_was_typed(unit: Unit, text: str) -> None:
     me = structs.replace(ME, rank=None, who=structs.replace(ME.who, unit=unit))
-    error = reports.refused(me, Refused(reason="world size", detail="the detail", who=HOST))
+    error = errors.refused(me, Refused(reason="world size", detail="the detail", who=HOST))
     assert text in str(error.observation)
     assert f"the same {'--nnodes' if unit == 'node' else 'world size'}" in str(error.remedy)
 
@@ -245,14 +264,14 @@ def test_a_number_that_differs_is_named_as_it_was_typed(unit: Unit, text: str) -
 def test_nodes_that_are_there_are_named_where_no_missing_one_can_be() -> None:
     me = structs.replace(ME, rank=None, who=structs.replace(ME.who, unit="node"))
     status = Status(joined=2, world_size=3, hosts="node1, node2")
-    error = reports.timeout(me, Diagnostics(), FACTS, seconds=30, status=status, connected=True)
+    error = deadline.timeout(situation(Diagnostics(), me, status=status, connected=True), FACTS)
     assert "2 of 3 nodes joined (node1, node2)." in str(error)
 
 
 def test_command_lines_that_differ_are_not_blamed_on_a_job_id() -> None:
     me = structs.replace(ME, job=f"{LINE_JOB_ID}1f2e3d4c", rank=None, who=structs.replace(ME.who, unit="node"))
     heard = Diagnostics(other_jobs={f"{LINE_JOB_ID}9a8b7c6d": "host node9 (10.0.0.9), pid 4", "bert": "host node8"})
-    error = reports.timeout(me, heard, NetworkFacts(port=29499), seconds=30, status=None, connected=False)
+    error = deadline.timeout(situation(heard, me), NetworkFacts(port=29499))
     assert "the command lines differ: host node9 (10.0.0.9), pid 4 waits with another one" in str(error.cause)
     assert "the same line" in str(error.remedy)
     assert "job id" not in f"{error.cause}{error.remedy}"
@@ -260,20 +279,20 @@ def test_command_lines_that_differ_are_not_blamed_on_a_job_id() -> None:
 
 def test_a_running_job_is_named_with_its_age_and_roster() -> None:
     running = Running(state="running", world_size=8, seconds=60.0, host=HOST, roster="rank 0 on host node0")
-    error = reports.running(ME, running, 30.0)
+    error = errors.running(ME, running, 30.0)
     assert "running for 90 s" in str(error)
     assert "8 ranks" in str(error)
     assert "It has: rank 0 on host node0" in str(error)
-    assert "90 s" in reports.running_notice(ME, running, 30.0)
+    assert "90 s" in errors.running_notice(ME, running, 30.0)
 
 
 def test_the_other_conflicts() -> None:
-    two = reports.two_hosts(ME, [HOST])
+    two = errors.two_hosts(ME, [HOST])
     assert "more than one rank 0" in str(two)
     assert "node0" in str(two)
-    closed = reports.closed_by_host(ME, Closed(session=b"s" * 16, reason="two rank 0s"))
+    closed = errors.closed_by_host(ME, Closed(session=b"s" * 16, reason="two rank 0s"))
     assert "two rank 0s" in str(closed)
-    split = reports.no_common_network(ME, "  rank 1: not 10.0.0.1")
+    split = errors.no_common_network(ME, "  rank 1: not 10.0.0.1")
     assert type(split) is InterfaceError
     assert "rank 1: not 10.0.0.1" in str(split)
 
@@ -281,5 +300,5 @@ def test_the_other_conflicts() -> None:
 def test_an_observation_goes_to_the_members_on_one_line() -> None:
     text = "job 'j': no address was reached by every rank:\n  rank 1: eth0\n  rank 2: eth1\n    and eth2"
     joined = "job 'j': no address was reached by every rank: rank 1: eth0; rank 2: eth1; and eth2"
-    assert reports.joined_lines(text) == joined
-    assert reports.joined_lines("one") == "one"
+    assert joined_lines(text) == joined
+    assert joined_lines("one") == "one"

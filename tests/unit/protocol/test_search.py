@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.protocol.effects import Dial, Hangup, Multicast, Write
 from mingle.protocol.events import BytesReceived, Connected, Disconnected, Source
+from mingle.protocol.explain.observations import TOLD_AGAIN_SECONDS, Diagnostics
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context
-from mingle.protocol.observations import TOLD_AGAIN_SECONDS, Diagnostics
 from mingle.protocol.search import Search
 from mingle.protocol.sessions import (
     REMEMBERED_BY_SENDER,

@@ -15,6 +15,7 @@ from mingle.diagnostics import Detour, firewall, route_through
 from mingle.errors import FREE_DESCRIPTORS, ConnectivityError, counted
 from mingle.protocol.mesh_proof import Node, Pair, Proof, targets_of
 from mingle.protocol.prover import LOSSY
+from mingle.text import few
 from mingle.wire.frames import MAX_TEXT_CHARACTERS, Failure, ProcessInfo, Refused, Unreached
 
 PAIR_LINES = 5
@@ -48,9 +49,7 @@ class _Text:
 
     def some(self, numbers: Iterable[int]) -> str:
         """Name the first few of these nodes."""
-        every = sorted(numbers)
-        shown = ", ".join(self.short(each) for each in every[:_NAMED])
-        return shown if len(every) <= _NAMED else f"{shown} and {len(every) - _NAMED} more"
+        return few((self.short(each) for each in sorted(numbers)), most=_NAMED)
 
     def how(self, pairs: Iterable[Pair]) -> str:
         """Say how connections failed: as most of them did."""
@@ -130,12 +129,11 @@ class _Text:
             dialers, targets = self.dialed_by.get(number, set()), set(self.proof.targets_of_node(number))
             into = [(each, number) for each in sorted(dialers)]
             out = [(number, each) for each in sorted(targets)]
-            deaf = len(into) > 1 and all(pair in self.pairs for pair in into)
-            mute = len(out) > 1 and all(pair in self.pairs for pair in out)
-            if deaf and not all(pair in rest for pair in into):
-                deaf = sum(pair in rest for pair in into) > 1
-            if mute and not all(pair in rest for pair in out):
-                mute = sum(pair in rest for pair in out) > 1
+            # At least two of the pairs are not explained yet.
+            deaf, mute = (
+                all(pair in self.pairs for pair in pairs) and sum(pair in rest for pair in pairs) > 1
+                for pairs in (into, out)
+            )
             if deaf and mute:
                 found.append(f"{node.name} reaches no other node, and none reaches it: {self.how(into)}")
             elif deaf:

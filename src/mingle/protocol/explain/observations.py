@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -12,7 +13,10 @@ from mingle.diagnostics import Finding
 from mingle.protocol.events import Source
 from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Bye, Datagram, Failed, List, Offer, Seek, asker_name
-from mingle.wire.frames import ProcessInfo
+from mingle.wire.frames import ProcessInfo, Refused, Status
+
+Cause: TypeAlias = tuple[str, str]
+"""A likely cause and its fix."""
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
@@ -78,18 +82,6 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
     """Our own hardware addresses, each with its interface."""
 
 
-class Snapshot(Struct, frozen=True):
-    """The state of a discovery, for the progress line."""
-
-    host_found: bool
-    joined: int
-    missing: tuple[int, ...]
-    phase: str = "open"
-    note: str = ""
-    hosts: str = ""
-    """The machines of those that have joined, if others are missing."""
-
-
 class Diagnostics(Struct):
     """What was heard and tried, kept for the error that explains why the job did not form."""
 
@@ -150,14 +142,12 @@ class Diagnostics(Struct):
             if since[member] >= KEPT_OUT_SECONDS and silent[member] <= SEEKING_SECONDS
         }
         other_jobs = {job: text for job, text in self.other_jobs.items() if silent[job] <= LATELY_SECONDS}
-        return msgspec.structs.replace(self, seekers=seekers, other_jobs=other_jobs, unreached=self._unreached(now))
+        return msgspec.structs.replace(self.without_mended(now), seekers=seekers, other_jobs=other_jobs)
 
-    def _unreached(self, now: float) -> dict[tuple[bytes, bytes], Unreached]:
-        return {pair: each for pair, each in self.unreached.items() if now <= each.at + TOLD_AGAIN_SECONDS}
-
-    def forget_mended(self, now: float) -> None:
-        """Leave out, for the error at the deadline, the pairs of which nothing was heard lately."""
-        self.unreached = self._unreached(now)
+    def without_mended(self, now: float) -> Diagnostics:
+        """Return all that was heard, without the pairs of processes of which nothing was heard lately."""
+        unreached = {pair: each for pair, each in self.unreached.items() if now <= each.at + TOLD_AGAIN_SECONDS}
+        return msgspec.structs.replace(self, unreached=unreached)
 
     def joined(self, member: bytes, who: ProcessInfo) -> None:
         """Take note that a process that looked for this job has come."""
@@ -291,6 +281,134 @@ class Diagnostics(Struct):
             seekers = self.other_seekers.setdefault(job, {})
             if len(seekers) < REMEMBERED_PER_KIND:
                 seekers[message.member] = None
+
+
+class Agents(Struct, frozen=True, kw_only=True):
+    """What an agent of an elastic job remembers across its sessions."""
+
+    who: str
+    nodes: str
+    """How many nodes the job can have, as text."""
+    minimum: int
+    maximum: int
+    founders: int
+    had_quorum: bool = False
+    others: str = ""
+    """The agents of the last session that ran without this one."""
+    missed: Sequence[str] = ()
+    """The agents of its last session."""
+    best: Status | None = None
+    """The status of the present gathering when most agents were there."""
+    left_out: Refused | None = None
+    """Why it gets no seat, if it and a member can't reach each other."""
+    surplus: bool = False
+    """Whether it waits for the end of a run that had no place for it."""
+
+
+class Observing(Struct, frozen=True, kw_only=True):
+    """What `mingle-discover find` says in its own words: it looks for a job, and joins none."""
+
+    unproved_fix: str
+    mistyped_fix: str
+    unreached: Cause | None
+    """The cause, if sessions of the job were heard."""
+    sought: Cause | None
+    """The cause, if ranks that look for the job were heard."""
+
+
+class Situation(Struct, frozen=True, kw_only=True):
+    """All that the likely cause follows from: what a machine knows of its job, with the facts of its driver."""
+
+    diagnostics: Diagnostics
+    """What was heard."""
+    facts: NetworkFacts = field(default_factory=NetworkFacts)
+    """What was tried, and the findings of the local checks."""
+    job: str = ""
+    """The job id; empty: no certain job is looked for."""
+    rank: int | None = None
+    unit: str = "rank"
+    status: Status | None = None
+    """The last status of the job, if its host has told one."""
+    connected: bool = False
+    """Whether that is its status now: the process is connected to the host, or is the host."""
+    running: str = ""
+    """The host of another run of the job, if one was found."""
+    gone: bool = False
+    """Whether the host was lost long before the process's own time was up, so that its status explains nothing."""
+    proved: bool = True
+    """Whether another process has proved that it has the secret of this one, or has none either."""
+    secured: bool = False
+    """Whether this process has a secret."""
+    seconds: float = 0.0
+    """How long it waits in all."""
+    deadline: float = 0.0
+    agents: Agents | None = None
+    observer: Observing | None = None
+    early: bool = False
+    """Whether the process still waits. What only the deadline justifies is no cause then: ranks that do not answer yet,
+    and warnings of the local checks."""
+    final: bool = False
+    """Whether its time is up, so that there is always a cause."""
+
+    @property
+    def me(self) -> str:
+        """This process, as reports name it."""
+        return f"{self.unit} {self.rank}" if self.rank is not None else "this process"
+
+    @property
+    def host(self) -> str:
+        """The host of the job, as reports name it."""
+        return "a host" if self.rank is None else f"{self.unit} 0"
+
+    @property
+    def size(self) -> str:
+        """The size of the job, as its user types it."""
+        return size_name(self.unit)
+
+    @property
+    def told(self) -> Status:
+        """The status, where there is one."""
+        assert self.status is not None
+        return self.status
+
+    @property
+    def most(self) -> Status | None:
+        """The status when most were there. Deadlines pass one after another, and the last agent names the others."""
+        best = None if self.early or self.agents is None else self.agents.best
+        return best if best is not None and (self.status is None or best.joined > self.status.joined) else self.status
+
+    @property
+    def alone(self) -> bool:
+        """Whether the time is up, and no other process has ever joined."""
+        most = self.most
+        return self.final and (most is None or (most.joined <= 1 and not self.told.left))
+
+
+class Snapshot(Struct, frozen=True):
+    """The state of a discovery, for the progress line."""
+
+    host_found: bool
+    joined: int
+    missing: tuple[int, ...]
+    phase: str = "open"
+    note: str = ""
+    hosts: str = ""
+    """The machines of those that have joined, if others are missing."""
+
+    @classmethod
+    def of(cls, s: Situation | None) -> Snapshot:
+        """Return what a situation shows."""
+        if s is None:
+            return cls(False, 0, ())
+        note, status = f"the job is already running, hosted by {s.running}" if s.running else "", s.status
+        if status is None or not s.connected:
+            return cls(s.connected, 0, (), note=note)
+        return cls(True, status.joined, status.awaited or status.unconfirmed, status.phase, note, status.hosts)
+
+
+def size_name(unit: str) -> str:
+    """Return the size of a job as its user types it."""
+    return "--nnodes value" if unit == "node" else "world size"
 
 
 def _host_name(offer: Offer, unit: str) -> str:

@@ -1,0 +1,1 @@
+"""What people are told: the machines' observations in, causes and errors out. Nothing here decides anything."""
