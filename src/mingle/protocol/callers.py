@@ -95,13 +95,22 @@ class Callers:
         context: has the connections and limits them.
         expected: how many ranks the job has.
         most: how many callers without a seat there can be, of those that have proved themselves and of the others.
+        patience: the least time that a caller has to prove itself, in seconds.
     """
 
-    def __init__(self, called: Called, context: Context, *, expected: int = 0, most: int = MAX_STRANGERS) -> None:
+    def __init__(
+        self,
+        called: Called,
+        context: Context,
+        *,
+        expected: int = 0,
+        most: int = MAX_STRANGERS,
+        patience: float = PROOF_SECONDS,
+    ) -> None:
         self._called = called
         self._links = context.links
         self._most = most
-        self._patience = max(PROOF_SECONDS, PROOF_SECONDS_PER_RANK * expected)
+        self._patience = max(patience, PROOF_SECONDS_PER_RANK * expected)
         self._callers: dict[int, Caller] = {}
         self._expected = self._awaited = expected
         self._sealed = False

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from mingle.errors import MingleError
-from mingle.protocol.callers import Caller, Callers
+from mingle.protocol.callers import GREETING_SECONDS, Caller, Callers
 from mingle.protocol.effects import Effect
 from mingle.protocol.events import (
     Accepted,
@@ -223,7 +223,7 @@ class Joiner:
         self._secured = context.key is not None
         self._deadline = now + context.timeout
         self._effects = context.links.effects
-        self._callers = Callers(self, context, most=MAX_CALLERS)
+        self._callers = Callers(self, context, most=MAX_CALLERS, patience=GREETING_SECONDS)
         self._called: KnownSession | None = None
         """The session in which the callers prove the mesh."""
         self._prover = Prover(identity, context, port=lambda: self.port)
