@@ -30,10 +30,11 @@ from mingle.cli.output import SCHEMA
 from mingle.config import settings
 from mingle.config.settings import Arguments
 from mingle.engine.progress import line
-from mingle.protocol.explain.observations import Snapshot
+from mingle.protocol.explain.observations import Diagnostics, Situation
 from mingle.run import command as run_command
 from mingle.run import placeholders
 from mingle.wire import datagrams
+from mingle.wire.frames import Status
 from tests.support import without_numpy
 from tests.support.documents import _FENCE, README, ROOT, UPDATE, Block, blocks, named, read, rewrite
 from tests.support.forked_ranks import Rank, run_ranks
@@ -292,7 +293,8 @@ def test_the_help_of_a_command_has_the_default_of_its_mesh(command: click.Comman
 
 
 def test_the_progress_line_is_that_of_the_source() -> None:
-    shown = line("ada-resnet", 8, 0, Snapshot(True, 6, (3, 7)), 12)
+    status = Status(joined=6, world_size=8, missing=(3, 7))
+    shown = line("ada-resnet", Situation(diagnostics=Diagnostics(), status=status, connected=True), 12)
     assert f"`{shown}`" in read(README)
     assert f"\n{shown}\n" in read(SETTINGS)
 

@@ -56,7 +56,7 @@ from mingle.network.transport import NothingOpenedError
 from mingle.protocol.effects import CloseStore, Effect, Inspect
 from mingle.protocol.events import Inspected, InterfacesChanged
 from mingle.protocol.explain import deadline, ladder
-from mingle.protocol.explain.observations import Cause, NetworkFacts, Snapshot
+from mingle.protocol.explain.observations import Cause, NetworkFacts, Situation
 from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.records import logger
 from mingle.wire.authentication import JobKey
@@ -364,10 +364,7 @@ class Party:
         Raises:
             MingleError: the loop has ended without an outcome.
         """
-        identity, job = self.identity, self.settings.job_id
-        self._progress = progress = Progress(
-            job, identity.world_size, identity.rank, off=self._quiet, now=self.clock(), unit=self.unit
-        )
+        self._progress = progress = Progress(self.settings.job_id, off=self._quiet, now=self.clock())
         try:
             if begin is not None:
                 with contextlib.suppress(MingleError):  # the loop has ended, and the wait says why
@@ -386,7 +383,7 @@ class Party:
         except MingleError:
             raise
         except BaseException:  # Ctrl-C, or what a signal handler of the application has raised
-            progress.interrupted(lambda: Snapshot.of(self._machine.situation()), self.clock())
+            progress.interrupted(lambda: self._machine.situation(), self.clock())  # noqa: PLW0108 - it may not be there
             raise
         finally:
             self._progress = None
@@ -412,9 +409,10 @@ class Party:
         with contextlib.suppress(MingleError):  # the loop has ended, and its outcome says why
             progress.show(self, self.clock(), lambda: self._diagnosed(self.driver.evidence.observed_since))
 
-    def snapshot(self) -> Snapshot:
-        """Return the job's status as the machine knows it."""
-        return self.ask(lambda: Snapshot.of(self._machine.situation()))
+    def situation(self) -> Situation | None:
+        """Return the job's status as the machine knows it, with what explains it; None if it does not wait."""
+        situation: Situation | None = self.ask(lambda: self._machine.situation())  # noqa: PLW0108 - as above
+        return situation
 
     def ask_status(self) -> None:
         """Ask the host for the job's status."""

@@ -24,7 +24,7 @@ from mingle import forksafe, records
 from mingle.config import settings
 from mingle.errors import suppressed
 from mingle.protocol.explain.ladder import brief
-from mingle.protocol.explain.observations import Cause, NetworkFacts, Snapshot
+from mingle.protocol.explain.observations import Cause, NetworkFacts, Situation
 from mingle.text import printable, ranks_text
 
 if TYPE_CHECKING:
@@ -54,25 +54,26 @@ _CREDENTIALS = struct.Struct("3i")
 """The process, user and group of SO_PEERCRED (unix(7))."""
 
 
-def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, seconds: float, unit: str = "rank") -> str:
+def line(job: str, s: Situation | None, seconds: float) -> str:
     """Return the progress line, such as ``job resnet: 5/8 joined, waiting for ranks 3, 7 · 12 s``."""
-    return printable(f"job {job}: {_state(world_size, rank, snapshot, unit)} · {seconds:.0f} s")
+    return printable(f"job {job}: {_state(s)} · {seconds:.0f} s")
 
 
-def _state(world_size: int, rank: int | None, snapshot: Snapshot, unit: str) -> str:
-    if snapshot.note:
-        return snapshot.note
-    if not snapshot.host_found:
-        return f"looking for {'a host' if rank is None else f'{unit} 0'}"
-    if snapshot.joined == 0:
-        return f"{unit} 0 found, joining"
-    state = f"{snapshot.joined}/{world_size} joined"
-    if snapshot.joined < world_size:
-        if snapshot.missing:
-            return f"{state}, waiting for {_named(unit, snapshot.missing)}"
-        return f"{state} ({snapshot.hosts})" if snapshot.hosts else state
-    state += f", {snapshot.phase}"
-    return f"{state}, no answer yet from {_named(unit, snapshot.missing)}" if snapshot.missing else state
+def _state(s: Situation | None) -> str:
+    if s is not None and s.running:
+        return f"the job is already running, hosted by {s.running}"
+    if s is None or not s.connected:
+        return f"looking for {'a host' if s is None else s.host}"
+    if (status := s.status) is None:
+        return f"{s.unit} 0 found, joining"
+    state = f"{status.joined}/{status.world_size} joined"
+    awaited = status.awaited or status.unconfirmed
+    if status.joined < status.world_size:
+        if awaited:
+            return f"{state}, waiting for {_named(s.unit, awaited)}"
+        return f"{state} ({status.hosts})" if status.hosts else state
+    state += f", {status.phase}"
+    return f"{state}, no answer yet from {_named(s.unit, awaited)}" if awaited else state
 
 
 def _named(unit: str, ranks: tuple[int, ...]) -> str:
@@ -128,8 +129,8 @@ class Shown(Protocol):
     def ask_status(self) -> None:
         """Ask the host for the job's status."""
 
-    def snapshot(self) -> Snapshot:
-        """Return the job's status as this machine knows it."""
+    def situation(self) -> Situation | None:
+        """Return the job's status as this machine knows it, with what explains it; None if it does not wait."""
 
     def cause(self, facts: NetworkFacts, now: float) -> Cause | None:
         """Return the best cause so far why this machine waits; None if nothing was observed."""
@@ -138,13 +139,8 @@ class Shown(Protocol):
 class Progress:
     """The progress of a discovery, shown to people by the caller that waits for it."""
 
-    def __init__(
-        self, job: str, world_size: int, rank: int | None, *, off: bool, now: float, unit: str = "rank"
-    ) -> None:
+    def __init__(self, job: str, *, off: bool, now: float) -> None:
         self._job = job
-        self._world_size = world_size
-        self._rank = rank
-        self._unit = unit
         self._off = off
         self._quiet = off
         self._started = now
@@ -180,9 +176,10 @@ class Progress:
         """
         if self._off or now < min(self._due, self._ask_due, self._look_due):
             return
-        snapshot = machine.snapshot()
-        if snapshot.host_found != self._found:
-            self._found, self._seen, self._cause = snapshot.host_found, "", ""
+        situation = machine.situation()
+        found = situation is not None and situation.connected
+        if found != self._found:
+            self._found, self._seen, self._cause = found, "", ""
             self._stop_speaking()
         speaks = self._speaks()
         looks, asks = now >= self._look_due, now >= self._ask_due
@@ -197,7 +194,7 @@ class Progress:
         if now >= self._due:
             self._due = now + (TERMINAL_EVERY_SECONDS if self._terminal else LOG_EVERY_SECONDS)
             if speaks:
-                self._show(self._line(snapshot, now))
+                self._show(self._line(situation, now))
             elif self._terminal and self._shown_by:
                 self._point_to(self._shown_by)
 
@@ -220,21 +217,21 @@ class Progress:
             soonest = max(self._started + CAUSE_AFTER_SECONDS, self._named_at + CHANGE_GAP_SECONDS)
             self._due = min(self._due, max(now, soonest))
 
-    def _line(self, snapshot: Snapshot, now: float) -> str:
+    def _line(self, situation: Situation | None, now: float) -> str:
         seconds = now - self._started
-        text = line(self._job, self._world_size, self._rank, snapshot, seconds, self._unit)
-        if not self._cause or snapshot.note or seconds < CAUSE_AFTER_SECONDS:
+        text = line(self._job, situation, seconds)
+        if not self._cause or seconds < CAUSE_AFTER_SECONDS or (situation is not None and situation.running):
             return text
         self._named.add(_without_figures(self._cause))
         self._named_at = now
         return printable(f"{text} · likely cause: {self._cause}")
 
-    def interrupted(self, snapshot: Callable[[], Snapshot], now: float) -> None:
+    def interrupted(self, situation: Callable[[], Situation | None], now: float) -> None:
         """Say how far this discovery has come, since Ctrl-C or a signal handler of the application ends it."""
         state = "interrupted"
         # Between two lines a machine can contradict itself, and nothing may take the place of what ends the wait.
         with contextlib.suppress(Exception):
-            state += f": {_state(self._world_size, self._rank, snapshot(), self._unit)}"
+            state += f": {_state(situation())}"
         self._end_line()
         cause = f" · likely cause: {self._cause}" if self._cause else ""
         say(logging.WARNING, f"job {self._job}: {state} · {now - self._started:.0f} s{cause}", quiet=self._quiet)

@@ -30,7 +30,7 @@ from mingle.engine.driver import Driver
 from mingle.engine.party import ANSWER_SECONDS, FILES_PER_NODE
 from mingle.errors import DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.network.transport import NothingOpenedError
-from mingle.protocol.explain.observations import NetworkFacts, Snapshot
+from mingle.protocol.explain.observations import NetworkFacts
 from tests.support.loopback import answers, job_name, longer, until
 from tests.support.ports import free_udp_port
 
@@ -307,8 +307,12 @@ def test_an_interrupted_wait_says_how_far_it_has_come(job: Job, caplog: pytest.L
 
     agent = job.agent(2, 2)
 
+    def gathers() -> bool:
+        situation = agent._machine.situation()
+        return situation is not None and situation.connected
+
     def interrupt() -> None:
-        until(lambda: agent.ask(lambda: Snapshot.of(agent._machine.situation()).joined, patient=True))
+        until(lambda: agent.ask(gathers, patient=True))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, raised)

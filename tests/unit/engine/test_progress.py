@@ -15,29 +15,40 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 from rich.status import Status
 
 from mingle import records
 from mingle.engine import progress
 from mingle.engine.progress import Progress, line, say
-from mingle.protocol.explain.observations import NetworkFacts, Snapshot
+from mingle.protocol.explain.observations import Diagnostics, NetworkFacts, Situation
+from mingle.wire import frames
 from tests.support.loopback import job_name, until
 
-SEEKING = Snapshot(host_found=False, joined=0, missing=())
+SEEKING = Situation(diagnostics=Diagnostics(), rank=1)
+
+
+def joined(number: int, size: int, awaited: tuple[int, ...] = (), **more: Any) -> Situation:
+    """How a job stands of which so many have joined."""
+    status = frames.Status(
+        joined=number, world_size=size, **{"missing" if number < size else "unconfirmed": awaited}, **more
+    )
+    return Situation(diagnostics=Diagnostics(), rank=1, status=status, connected=True)
 
 
 class Waiting:
     """A machine that waits, and counts how often it is asked to ask its host."""
 
-    def __init__(self, snapshot: Snapshot, cause: str = "") -> None:
-        self._snapshot = snapshot
+    def __init__(self, situation: Situation, cause: str = "") -> None:
+        self._situation = situation
         self._cause = cause
         self.asked = 0
 
-    def snapshot(self) -> Snapshot:
-        return self._snapshot
+    def situation(self) -> Situation:
+        return self._situation
 
     def cause(self, facts: NetworkFacts, now: float) -> tuple[str, str] | None:
         return (self._cause, "do something.") if self._cause else None
@@ -46,9 +57,9 @@ class Waiting:
         self.asked += 1
 
 
-def show(shown: Progress, now: float, snapshot: Snapshot = SEEKING, *, cause: str = "") -> bool:
+def show(shown: Progress, now: float, situation: Situation = SEEKING, *, cause: str = "") -> bool:
     """Show how a machine stands; return whether its host was asked."""
-    machine = Waiting(snapshot, cause)
+    machine = Waiting(situation, cause)
     shown.show(machine, now, NetworkFacts)
     assert machine.asked <= 1
     return machine.asked == 1
@@ -128,28 +139,28 @@ def logged(logger: logging.Logger) -> Collecting:
 
 
 @pytest.mark.parametrize(
-    ("rank", "snapshot", "text"),
+    ("situation", "text"),
     [
-        (1, SEEKING, "looking for rank 0"),
-        (None, SEEKING, "looking for a host"),
-        (1, Snapshot(True, 0, ()), "rank 0 found, joining"),
-        (1, Snapshot(True, 5, (3, 7, 8, 9)), "5/10 joined, waiting for ranks 3, 7-9"),
-        (1, Snapshot(True, 9, (3,)), "9/10 joined, waiting for rank 3"),
-        (None, Snapshot(True, 5, ()), "5/10 joined"),
-        (None, Snapshot(True, 5, (), hosts="node1, node2"), "5/10 joined (node1, node2)"),
-        (1, Snapshot(True, 9, (3,), hosts="node1, node2"), "9/10 joined, waiting for rank 3"),
-        (1, Snapshot(True, 10, (), "confirming"), "10/10 joined, confirming"),
-        (1, Snapshot(True, 10, (2, 4), "sealing"), "10/10 joined, sealing, no answer yet from ranks 2, 4"),
-        (1, Snapshot(True, 10, (4,), "sealing"), "10/10 joined, sealing, no answer yet from rank 4"),
-        (1, Snapshot(True, 5, (3,), note="job resnet runs already"), "job resnet runs already"),
+        (SEEKING, "looking for rank 0"),
+        (structs.replace(SEEKING, rank=None), "looking for a host"),
+        (None, "looking for a host"),
+        (structs.replace(SEEKING, connected=True), "rank 0 found, joining"),
+        (joined(5, 10, (3, 7, 8, 9)), "5/10 joined, waiting for ranks 3, 7-9"),
+        (joined(9, 10, (3,)), "9/10 joined, waiting for rank 3"),
+        (joined(5, 10), "5/10 joined"),
+        (joined(5, 10, hosts="node1, node2"), "5/10 joined (node1, node2)"),
+        (joined(9, 10, (3,), hosts="node1, node2"), "9/10 joined, waiting for rank 3"),
+        (joined(10, 10, phase="confirming"), "10/10 joined, confirming"),
+        (joined(10, 10, (2, 4), phase="sealing"), "10/10 joined, sealing, no answer yet from ranks 2, 4"),
+        (joined(10, 10, (4,), phase="sealing"), "10/10 joined, sealing, no answer yet from rank 4"),
+        (
+            structs.replace(joined(5, 10, (3,)), running="host node0"),
+            "the job is already running, hosted by host node0",
+        ),
     ],
 )
-def test_texts(rank: int | None, snapshot: Snapshot, text: str) -> None:
-    assert line("resnet", 10, rank, snapshot, 12.4) == f"job resnet: {text} · 12 s"
-
-
-def test_a_line_is_one_line_that_no_terminal_obeys() -> None:
-    assert "\x1b" not in line("res\x1b[2Jnet", 2, 1, SEEKING, 1)
+def test_texts(situation: Situation | None, text: str) -> None:
+    assert line("resnet", situation, 12.4) == f"job resnet: {text} · 12 s"
 
 
 # --- where it is said -----------------------------------------------------------------------------------------------
@@ -194,7 +205,7 @@ def test_quiet_is_logging_alone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_process_without_stderr_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     say(logging.WARNING, "one thing")
-    shown = Progress("x", 2, 1, off=False, now=0.0)
+    shown = Progress("x", off=False, now=0.0)
     assert shown.next_timer() == 3.5
 
 
@@ -204,7 +215,7 @@ def test_a_process_without_stderr_says_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
     capsys: pytest.CaptureFixture[str], job: str
 ) -> None:
-    shown = Progress(job, 2, 1, off=False, now=0.0)
+    shown = Progress(job, off=False, now=0.0)
     lines = {}
     for step in range(101 * 20):
         show(shown, step / 20)
@@ -216,14 +227,14 @@ def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
 
 def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(terminal: Terminal, job: str) -> None:
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(job, 2, 1, off=False, now=0.0)
+        shown = Progress(job, off=False, now=0.0)
         for now in (0.5, 1.0, 1.99):
             show(shown, now)
         assert terminal.getvalue() == ""
         assert show(shown, 2.0)
         assert terminal.shows(f"job {job}: looking for rank 0 · 2 s")
         assert shown.next_timer() == 2.5
-        show(shown, 3.0, Snapshot(True, 1, (0,)))
+        show(shown, 3.0, joined(1, 2, (0,)))
         assert terminal.shows(f"job {job}: 1/2 joined, waiting for rank 0 · 3 s")
         shown.close()
     assert terminal.getvalue().endswith("\x1b[2K"), "the line is taken away"
@@ -232,7 +243,7 @@ def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(termi
 
 def test_markup_in_a_job_id_is_text(terminal: Terminal, job: str) -> None:
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(f"[red]{job}[/nonsense]", 2, 1, off=False, now=0.0)
+        shown = Progress(f"[red]{job}[/nonsense]", off=False, now=0.0)
         show(shown, 5.0)
         assert terminal.shows(f"[red]{job}[/nonsense]")
         shown.close()
@@ -240,16 +251,16 @@ def test_markup_in_a_job_id_is_text(terminal: Terminal, job: str) -> None:
 
 def test_off_is_off(terminal: Terminal, job: str) -> None:
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(job, 2, 1, off=True, now=0.0)
+        shown = Progress(job, off=True, now=0.0)
         assert shown.next_timer() is None
         assert not show(shown, 100.0)
-        shown.interrupted(lambda: Snapshot(False, 0, ()), 100.0)
+        shown.interrupted(lambda: SEEKING, 100.0)
         shown.close()
     assert terminal.getvalue() == ""
 
 
 def test_in_a_log_the_host_is_asked_for_each_look_and_shortly_before_each_line(job: str) -> None:
-    shown = Progress(job, 2, 1, off=False, now=0.0)
+    shown = Progress(job, off=False, now=0.0)
     asked = [step / 20 for step in range(111 * 20) if show(shown, step / 20)]
     looks = [*(3.5 + 3 * number for number in range(20)), *(70.5 + 10 * number for number in range(5))]
     assert asked == sorted({*looks, 9, 39, 69, 99})
@@ -263,7 +274,7 @@ def test_in_a_log_the_host_is_asked_for_each_look_and_shortly_before_each_line(j
 
 def test_on_a_terminal_the_host_is_asked_once_a_second(terminal: Terminal, job: str) -> None:
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(job, 2, 1, off=False, now=0.0)
+        shown = Progress(job, off=False, now=0.0)
         asked = [step / 20 for step in range(100) if show(shown, step / 20)]
         shown.close()
     assert asked == [1.0, 2.0, 3.0, 4.0]
@@ -276,7 +287,7 @@ def lines_of(
     job: str, capsys: pytest.CaptureFixture[str], causes: Callable[[float], str], seconds: int = 101
 ) -> dict[float, str]:
     """Return the lines of a log, by time, if a look at each time finds such a cause: what follows the seconds."""
-    shown, lines = Progress(job, 2, 1, off=False, now=0.0), {}
+    shown, lines = Progress(job, off=False, now=0.0), {}
     for step in range(seconds * 20):
         show(shown, step / 20, cause=causes(step / 20))
         if text := said(capsys):
@@ -320,7 +331,7 @@ def test_a_count_that_grows_is_no_new_cause(job: str, capsys: pytest.CaptureFixt
 
 def test_on_a_terminal_the_living_line_names_the_cause(terminal: Terminal, job: str) -> None:
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(job, 2, 1, off=False, now=0.0)
+        shown = Progress(job, off=False, now=0.0)
         for step in range(int(9.9 * 20)):
             show(shown, step / 20, cause="a typo")
         assert terminal.shows("looking for rank 0 · 10 s"), "it is 9.5 s"
@@ -332,10 +343,10 @@ def test_on_a_terminal_the_living_line_names_the_cause(terminal: Terminal, job: 
 
 
 def test_found_or_lost_host_restarts_the_look_for_causes(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Progress(job, 2, 1, off=False, now=0.0)
+    shown = Progress(job, off=False, now=0.0)
     for now in (4.0, 7.0, 9.5):
         show(shown, now, cause="rank 0 can't be reached")
-    show(shown, 10.0, Snapshot(True, 1, (0,)), cause="rank 0 can't be reached")
+    show(shown, 10.0, joined(1, 2, (0,)), cause="rank 0 can't be reached")
     assert "cause" not in said(capsys)
     shown.close()
 
@@ -345,13 +356,13 @@ def test_a_process_without_a_host_speaks_beside_one_that_has_a_host(
     job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others do not know what keeps it out: another secret, in the second terminal of one machine."""
-    seated, kept_out, another = (Progress(job, 3, rank, off=False, now=0.0) for rank in (0, 1, 2))
-    show(seated, 10.0, Snapshot(True, 1, (1, 2)))
+    seated, kept_out, another = (Progress(job, off=False, now=0.0) for _ in range(3))
+    show(seated, 10.0, joined(1, 3, (1, 2)))
     assert "1/3 joined" in said(capsys)
     show(kept_out, 10.0)
     show(another, 10.0)
     assert said(capsys) == f"mingle: job {job}: looking for rank 0 · 10 s\n"
-    show(kept_out, 40.0, Snapshot(True, 2, (2,)))
+    show(kept_out, 40.0, joined(2, 3, (2,)))
     assert said(capsys) == "", "the line of those that have a host is shown already"
     show(another, 40.0)
     assert "looking for rank 0" in said(capsys)
@@ -364,8 +375,8 @@ def test_a_process_without_a_host_speaks_beside_one_that_has_a_host(
 
 @linux_only
 def test_speaker_of_a_node_hands_the_line_on(capsys: pytest.CaptureFixture[str], job: str) -> None:
-    first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
-    other = Progress(job_name("other"), 2, 0, off=False, now=0.0)
+    first, second = (Progress(job, off=False, now=0.0) for _ in range(2))
+    other = Progress(job_name("other"), off=False, now=0.0)
     assert show(first, 9.0)
     assert not show(second, 9.0)
     assert show(other, 9.0), "jobs have speakers of their own"
@@ -382,9 +393,9 @@ def test_speaker_of_a_node_hands_the_line_on(capsys: pytest.CaptureFixture[str],
 @linux_only
 def test_one_process_of_a_node_with_many_ranks_speaks(job: str) -> None:
     """Each of the others calls the speaker, which looks only when it has something to do itself."""
-    speaker = Progress(job, 300, 0, off=False, now=0.0)
+    speaker = Progress(job, off=False, now=0.0)
     assert show(speaker, 9.0)
-    others = [Progress(job, 300, rank, off=False, now=0.0) for rank in range(1, 300)]
+    others = [Progress(job, off=False, now=0.0) for _ in range(299)]
     try:
         assert not any(show(other, 9.0) for other in others)
     finally:
@@ -396,10 +407,10 @@ def test_one_process_of_a_node_with_many_ranks_speaks(job: str) -> None:
 def test_killed_speaker_is_replaced(job: str) -> None:
     code = (
         "import sys; from mingle.engine.progress import Progress; from tests.unit.engine.test_progress import show\n"
-        "shown = Progress(sys.argv[1], 2, 0, off=False, now=0.0); "
+        "shown = Progress(sys.argv[1], off=False, now=0.0); "
         "print(show(shown, 9.0), flush=True); sys.stdin.read()"
     )
-    mine = Progress(job, 2, 1, off=False, now=0.0)
+    mine = Progress(job, off=False, now=0.0)
     with subprocess.Popen(
         [sys.executable, "-c", code, job],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -449,14 +460,14 @@ def held_by_another_user(*names: str, listens: bool) -> Iterator[None]:
 def test_another_user_silences_nobody(job: str, listens: bool) -> None:
     digest = hashlib.sha256(f"{os.geteuid()}\0{job}\0False".encode()).hexdigest()
     name = f"mingle-progress-{digest[:32]}"
-    first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
+    first, second = (Progress(job, off=False, now=0.0) for _ in range(2))
     with held_by_another_user(name, listens=listens):
         assert show(first, 9.0)
         assert not show(second, 9.0), "one process shows the line, as always"
         first.close()
         assert show(second, 39.0)
         second.close()
-    every = Progress(job, 2, 0, off=False, now=0.0)
+    every = Progress(job, off=False, now=0.0)
     with held_by_another_user(name, *(f"{name}-{number}" for number in range(1, 100)), listens=listens):
         assert show(every, 9.0)
     every.close()
@@ -465,7 +476,7 @@ def test_another_user_silences_nobody(job: str, listens: bool) -> None:
 SHOWS = """
 import sys
 from mingle.engine.progress import Progress
-shown = Progress(sys.argv[1], 2, 1, off=False, now=0.0)
+shown = Progress(sys.argv[1], off=False, now=0.0)
 assert shown._speaks()
 print("shows", flush=True)
 sys.stdin.read()
@@ -485,7 +496,7 @@ def test_a_second_terminal_says_once_where_the_line_is(terminal: Terminal, job: 
         assert other.stdout is not None
         assert other.stdout.readline() == b"shows\n"
         with contextlib.redirect_stderr(terminal):
-            second = Progress(job, 2, 1, off=False, now=0.0)
+            second = Progress(job, off=False, now=0.0)
             for now in (1.0, 2.0, 2.5, 3.0, 3.5):
                 show(second, now)
                 said = terminal.getvalue().count(f"process {other.pid} shows the progress of this node, on {log}")
@@ -497,7 +508,7 @@ def test_a_second_terminal_says_once_where_the_line_is(terminal: Terminal, job: 
 @linux_only
 def test_the_processes_of_one_terminal_do_not_point_to_each_other(terminal: Terminal, job: str) -> None:
     with contextlib.redirect_stderr(terminal):
-        first, second = (Progress(job, 2, 1, off=False, now=0.0) for _ in range(2))
+        first, second = (Progress(job, off=False, now=0.0) for _ in range(2))
         for now in (1.0, 2.0, 3.0):
             for shown in (first, second):
                 show(shown, now)
@@ -508,7 +519,7 @@ def test_the_processes_of_one_terminal_do_not_point_to_each_other(terminal: Term
 
 def test_each_process_speaks_on_other_systems(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
+    first, second = (Progress(job, off=False, now=0.0) for _ in range(2))
     assert show(first, 9.0)
     assert show(second, 9.0)
 
@@ -547,7 +558,7 @@ def test_signal_handlers_exception_while_showing_reaches_the_caller(
                 with pytest.raises(TimeoutError, match="the alarm"):
                     say(logging.ERROR, "a word")
             else:
-                shown = Progress(job, 2, 1, off=False, now=0.0)
+                shown = Progress(job, off=False, now=0.0)
                 show(shown, 3.0)
                 patch.setattr(Status, where, interrupted)
                 with pytest.raises(TimeoutError, match="the alarm"):
@@ -567,7 +578,7 @@ def test_a_terminal_that_has_gone_is_no_error(terminal: Terminal, job: str, monk
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # of rich's thread
     before = threading.active_count()
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(job, 2, 1, off=False, now=0.0)
+        shown = Progress(job, off=False, now=0.0)
         show(shown, 3.0)
         assert terminal.shows("looking for rank 0")
         monkeypatch.setattr(terminal, "write", gone)
@@ -590,7 +601,7 @@ class Tee:
 def test_an_stderr_that_can_only_write_is_no_terminal(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tee = Tee()
     monkeypatch.setattr(sys, "stderr", tee)
-    shown = Progress(job, 2, 1, off=False, now=0.0)
+    shown = Progress(job, off=False, now=0.0)
     show(shown, 10.0)
     shown.close()
     assert "looking for rank 0" in tee.text
@@ -600,6 +611,6 @@ def test_an_stderr_that_was_closed_is_no_terminal(job: str, monkeypatch: pytest.
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    shown = Progress(job, 2, 1, off=False, now=0.0)
+    shown = Progress(job, off=False, now=0.0)
     show(shown, 10.0)
     shown.close()

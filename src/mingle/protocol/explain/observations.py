@@ -384,28 +384,6 @@ class Situation(Struct, frozen=True, kw_only=True):
         return self.final and (most is None or (most.joined <= 1 and not self.told.left))
 
 
-class Snapshot(Struct, frozen=True):
-    """The state of a discovery, for the progress line."""
-
-    host_found: bool
-    joined: int
-    missing: tuple[int, ...]
-    phase: str = "open"
-    note: str = ""
-    hosts: str = ""
-    """The machines of those that have joined, if others are missing."""
-
-    @classmethod
-    def of(cls, s: Situation | None) -> Snapshot:
-        """Return what a situation shows."""
-        if s is None:
-            return cls(False, 0, ())
-        note, status = f"the job is already running, hosted by {s.running}" if s.running else "", s.status
-        if status is None or not s.connected:
-            return cls(s.connected, 0, (), note=note)
-        return cls(True, status.joined, status.awaited or status.unconfirmed, status.phase, note, status.hosts)
-
-
 def size_name(unit: str) -> str:
     """Return the size of a job as its user types it."""
     return "--nnodes value" if unit == "node" else "world size"
