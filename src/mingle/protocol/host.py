@@ -46,7 +46,7 @@ from mingle.protocol.events import (
 )
 from mingle.protocol.explain import errors, mesh_report
 from mingle.protocol.explain.mesh_report import LeftOut
-from mingle.protocol.explain.observations import Cause, Diagnostics, Situation, note_name
+from mingle.protocol.explain.observations import Cause, Diagnostics, Situation, note
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
 from mingle.protocol.mesh_proof import Proof
@@ -330,7 +330,7 @@ class Host:
     def caller_lost(self, caller: Caller, reason: str, now: float) -> None:
         """Handle the end of a caller's connection."""
         if reason.startswith("secret") and not caller.asks_only:
-            note_name(self.diagnostics.secret_failures, f"{caller.address}: {reason}")
+            note(self.diagnostics.secret_failures, f"{caller.address}: {reason}", None)
         self.registrar.lost(caller.conn, now, reason)
 
     def caller_proved(self, caller: Caller, now: float) -> None:

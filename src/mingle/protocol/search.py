@@ -13,7 +13,7 @@ from mingle.errors import MingleError
 from mingle.protocol.connection_race import ConnectionRace, RaceState, named
 from mingle.protocol.events import Source
 from mingle.protocol.explain import errors
-from mingle.protocol.explain.observations import Diagnostics, note, note_name
+from mingle.protocol.explain.observations import Diagnostics, note
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.pacing import DiscoveryClient
 from mingle.protocol.sessions import KnownSession, SessionPolicy
@@ -166,7 +166,7 @@ class Search(SessionPolicy[KnownSession]):
         self._diagnostics.reached(self._identity.member, session.offer.host)
         self._client.reached()
         note(self._diagnostics.hosts, session.host_name, "proved")
-        note_name(self._diagnostics.proved, session.host_name)
+        note(self._diagnostics.proved, session.host_name, None)
         if session.race is None or session.race.call.purpose != "join":
             self.sightings.proved(session, now)
             return
@@ -234,7 +234,7 @@ class Search(SessionPolicy[KnownSession]):
     def _note_secret(self, race: ConnectionRace | None) -> None:
         for address, reason in race.failures.items() if race is not None else ():
             if reason.startswith("secret"):
-                note_name(self._diagnostics.secret_failures, f"{address}: {reason}")
+                note(self._diagnostics.secret_failures, f"{address}: {reason}", None)
 
     # --- the network -----------------------------------------------------------------------------------------------
 

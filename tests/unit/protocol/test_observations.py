@@ -14,7 +14,6 @@ from mingle.protocol.explain.observations import (
     TOLD_AGAIN_SECONDS,
     Diagnostics,
     note,
-    note_name,
 )
 from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Bye, Datagram, Failed, List, Offer, Seek
@@ -120,7 +119,7 @@ def test_a_network_full_of_strangers_costs_a_bounded_memory() -> None:
         diagnostics.seeker(stranger, HERE, 0.0)
         diagnostics.other(stranger, HERE, 0.0)
         note(remarks, f"name {number}", "first")
-        note_name(names, f"name {number}")
+        note(names, f"name {number}", None)
     kept = [len(memory) for memory in (diagnostics.seekers, diagnostics.other_jobs, remarks, names)]
     assert kept == [REMEMBERED_PER_KIND] * 4
     # What is known stays up to date although the memory is full.

@@ -53,12 +53,7 @@ class _Text:
 
     def how(self, pairs: Iterable[Pair]) -> str:
         """Say how connections failed: as most of them did."""
-        every = [self.pairs[each] for each in pairs]
-        kinds = [each.how for each in every]
-        kind = max(dict.fromkeys(kinds), key=kinds.count)
-        return self._failed(next(each for each in every if each.how == kind))
-
-    def _failed(self, failure: Failure) -> str:
+        failure = self.pairs[self._typical(pairs)]
         port = next(node.port for node in self.nodes if node.member == failure.member)
         detail = f" ({failure.detail})" if failure.detail else ""
         sentences: dict[Unreached, str] = {
@@ -72,6 +67,12 @@ class _Text:
             "no descriptor": "no file descriptor is free to connect",
         }
         return sentences[failure.how]
+
+    def _typical(self, pairs: Iterable[Pair]) -> Pair:
+        """Return the first of these pairs whose connections failed as most of them did."""
+        every = list(pairs)
+        kinds = Counter(self.pairs[each].how for each in every)
+        return max(every, key=lambda each: kinds[self.pairs[each].how])
 
     # --- patterns --------------------------------------------------------------------------------------------------
 
@@ -194,14 +195,12 @@ class _Text:
 
     def cause(self) -> tuple[str, str]:
         """Return the likely cause, and a fix as a command, for the pair that stands for most."""
-        kinds = [failure.how for failure in self.pairs.values()]
-        kind = max(dict.fromkeys(kinds), key=kinds.count)
-        pairs = [pair for pair, failure in self.pairs.items() if failure.how == kind]
         # What a machine has found is known, and the rest is guessed, whichever pair stands for most.
         for how, rejects in _BY_A_RULE.items():
             if found := self._found((pair for pair, one in self.pairs.items() if one.how == how), rejects=rejects):
                 return found
-        one, other = pairs[0]
+        one, other = self._typical(self.pairs)
+        kind, detail = self.pairs[one, other].how, self.pairs[one, other].detail
         dialing, dialed = self.nodes[one], self.nodes[other]
         here, there = self.short(one), self.short(other)
         proxied = next((node for node in self.nodes if node.proxied), None)
@@ -217,7 +216,7 @@ class _Text:
             f"shows whether it helps. As root this names the rule on {there}, if it is there: "
             f"`{firewall.LOOK_AS_ROOT}`"
         )
-        if "EADDRNOTAVAIL" in self.pairs[one, other].detail:
+        if "EADDRNOTAVAIL" in detail:
             return (
                 f"no port is free on {here} for a connection to leave from (net.ipv4.ip_local_port_range)",
                 f"look on {here} with `ss -tuan` at what holds them, or widen the range.",
@@ -225,7 +224,7 @@ class _Text:
         match kind:
             case "refused":
                 return f"a firewall on {there}, or between it and {here}, rejects TCP connections", allow
-            case "no answer" if self.pairs[one, other].detail == LOSSY:
+            case "no answer" if detail == LOSSY:
                 return (
                     f"the network between {here} and {there} loses many packets",
                     f"`mingle-discover ping` on {here} and {there} shows how many; look for a bad cable or port, or a "
@@ -233,7 +232,7 @@ class _Text:
                 )
             case "no answer":
                 return f"a firewall on {there} or on {here}, or one between them, drops TCP connections", allow
-            case "no route" if Detour.MARK in self.pairs[pairs[0]].detail:
+            case "no route" if Detour.MARK in detail:
                 return (
                     f"the kernel of {here} sends to {dialed.address} by another interface than {dialing.interface}, "
                     "or one without a carrier, and torch binds no address",

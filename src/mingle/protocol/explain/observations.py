@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -15,6 +15,8 @@ from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Bye, Datagram, Failed, List, Offer, Seek, asker_name
 from mingle.wire.frames import ProcessInfo, Refused, Status
 
+_Name = TypeVar("_Name", str, bytes)
+_Remark = TypeVar("_Remark")
 Cause: TypeAlias = tuple[str, str]
 """A likely cause and its fix."""
 
@@ -205,8 +207,7 @@ class Diagnostics(Struct):
                 note(self.translated, address, source.address)
         if offer.session not in self.sessions:
             self._came(None if offer.assigned or offer.kind == "agents" else 0, offer.hostname)
-        if offer.session in self.sessions or len(self.sessions) < REMEMBERED_PER_KIND:
-            self.sessions[offer.session] = offer.host, _host_name(offer, self.unit)
+        note(self.sessions, offer.session, (offer.host, _host_name(offer, self.unit)))
 
     def _heard(self, memory: dict[str, str] | dict[bytes, str], who: str | bytes, now: float) -> None:
         if who in memory:
@@ -253,10 +254,9 @@ class Diagnostics(Struct):
     def _heard_from(self, hostname: str, source: Source) -> None:
         if source.address in self.machines or len(self.machines) < REMEMBERED_PER_KIND:
             names = self.machines.setdefault(source.address, {})
-            if hostname in names or len(names) < REMEMBERED_NAMES:
-                names[hostname] = None
+            note(names, hostname, None, REMEMBERED_NAMES)
         if source.off_link:
-            note_name(self.off_link, source.address)
+            note(self.off_link, source.address, None)
 
     def unverified(self, identity: Identity, message: Datagram) -> None:
         """Note a datagram whose signature is missing or wrong: a hint for the report, and no more than that."""
@@ -278,9 +278,7 @@ class Diagnostics(Struct):
             self.other_hosts[job] = message.takes_members
             self.other_seekers.pop(job, None)
         elif isinstance(message, Seek | List) and job not in self.other_hosts and _looks_for_a_host(message):
-            seekers = self.other_seekers.setdefault(job, {})
-            if len(seekers) < REMEMBERED_PER_KIND:
-                seekers[message.member] = None
+            note(self.other_seekers.setdefault(job, {}), message.member, None)
 
 
 class Agents(Struct, frozen=True, kw_only=True):
@@ -404,13 +402,7 @@ def _looks_for_a_host(question: Seek | List) -> bool:
     return question.rank not in (None, 0)
 
 
-def note(memory: dict[str, str], name: str, text: str) -> None:
+def note(memory: dict[_Name, _Remark], name: _Name, remark: _Remark, most: int = REMEMBERED_PER_KIND) -> None:
     """Keep a remark, unless too many are kept already."""
-    if name and (name in memory or len(memory) < REMEMBERED_PER_KIND):
-        memory[name] = text
-
-
-def note_name(memory: dict[str, None], name: str) -> None:
-    """Keep a name, unless too many are kept already."""
-    if name in memory or len(memory) < REMEMBERED_PER_KIND:
-        memory[name] = None
+    if name and (name in memory or len(memory) < most):
+        memory[name] = remark
