@@ -25,7 +25,8 @@ SAMPLE = 32
 NETWORK_SECONDS = 6.0
 """How long a target that does not answer is dialed on the first network."""
 NEXT_NETWORK_SECONDS = 3.0
-"""The same on each further network, if the mesh does not hold on the first one."""
+"""The same on each further network, if the mesh does not hold on the first one, and where all dial the first in order
+alone."""
 AGAIN_SECONDS = 2.0
 """The same for the last try: a path that was cut for a moment must not end the job."""
 
