@@ -29,6 +29,7 @@ from mingle.diagnostics.firewall import (
     opening,
 )
 from mingle.errors import NO_PORT, counted, no_port
+from mingle.text import few
 
 PASS, WARN, FAIL = CheckStatus
 
@@ -237,7 +238,7 @@ def _interfaces(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "interfaces",
             FAIL,
-            f"no file descriptor is left, so {_few(starved)} could not be opened (EMFILE)",
+            f"no file descriptor is left, so {few(starved, most=_SHOWN)} could not be opened (EMFILE)",
             "raise the limit of open files (ulimit -n), or name the network that all hosts share in MINGLE_INTERFACE",
         )
     if facts.left_out:
@@ -245,7 +246,7 @@ def _interfaces(facts: Facts) -> Iterator[Finding]:
             "interfaces",
             WARN,
             "the limit of open files has no room for "
-            f"{counted(len(facts.left_out), 'interface')} ({_few(facts.left_out)}), so they are not used",
+            f"{counted(len(facts.left_out), 'interface')} ({few(facts.left_out, most=_SHOWN)}), so they are not used",
             "name the network that all hosts share in MINGLE_INTERFACE, or raise the limit (ulimit -n)",
             explains_silence=True,
         )
@@ -350,7 +351,7 @@ def _port(facts: Facts) -> Iterator[Finding]:
         cause, fix = no_port(*facts.port_range)
         yield Finding("ports", FAIL, f"{cause}: {', '.join(portless)} could not be opened (EADDRINUSE)", fix)
     strangers = [holder for holder in facts.holders if not holder.mingle]
-    names = _few([str(holder) for holder in strangers])
+    names = few(strangers, most=_SHOWN)
     if taken:
         yield Finding(
             "port",
@@ -679,8 +680,3 @@ def _environment(facts: Facts) -> Iterator[Finding]:
 
 def _first(names: Sequence[str], default: str) -> str:
     return names[0] if names else default
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
