@@ -95,10 +95,6 @@ class Conversation:
         self._reader = FrameReader(frames.MAX_HANDSHAKE_BYTES)
         self._outgoing = bytearray(frames.PREFACE)
 
-    def receive_data(self, untrusted: bytes) -> list[AnyFrame]:
-        """Take bytes from the other side and return the frames in them that came after its proof."""
-        raise NotImplementedError
-
     def send(self, frame: AnyFrame) -> None:
         """Append a frame to the outgoing buffer."""
         self._outgoing += encode_frame(frame, self._keys)

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from mingle.protocol.effects import Dial, Effect, Hangup, Reset, Write
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
-from mingle.protocol.handshake import Conversation
+from mingle.protocol.handshake import HostConversation, MemberConversation
 from mingle.wire.frames import AnyFrame, Ping
 
 MAX_NUMBER = 2**30
@@ -25,7 +25,7 @@ class Link(Struct, eq=False, kw_only=True):
     """One connection, dialed or accepted."""
 
     conn: int
-    conversation: Conversation
+    conversation: MemberConversation | HostConversation
     handler: Callable[[Any, ConnectionEvent, float], None]
     """Handles what happens on this link, which is its first argument."""
     established: bool = False
