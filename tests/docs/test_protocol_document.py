@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.protocol import host, member, participant, phases
+from mingle.protocol import host, member, participant
 from mingle.protocol.machine import roster_digest
+from mingle.protocol.session import phases
 from mingle.protocol.states import Transitions
 from mingle.wire import datagrams, frames
 from tests import golden

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mingle.protocol.handshake import Call, Conversation, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.links.handshake import Call, Conversation, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
 from mingle.wire.frames import LENGTH_BYTES, PREFACE

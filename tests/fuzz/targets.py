@@ -14,7 +14,7 @@ import msgspec
 from mingle.check import control
 from mingle.network import local_relay, transport
 from mingle.network.transport import Version
-from mingle.protocol.handshake import HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.links.handshake import HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import datagrams, echo, frames
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES
 from mingle.wire.datagrams import Rejected

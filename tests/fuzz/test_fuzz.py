@@ -13,7 +13,7 @@ import pytest
 
 from mingle.check import control
 from mingle.network import local_relay
-from mingle.protocol.registrar import Registrar
+from mingle.protocol.session.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from tests.support.levels import soaking

@@ -9,7 +9,7 @@ from unittest import mock
 
 import msgspec
 
-from mingle.protocol.handshake import Call, Conversation, HostConversation, MemberConversation
+from mingle.protocol.links.handshake import Call, Conversation, HostConversation, MemberConversation
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, Failed, List, Offer, Seek
@@ -436,7 +436,7 @@ class Spoken:
 
 def conversations(story: Story, key: JobKey | None) -> tuple[MemberConversation, HostConversation]:
     """Return both sides of a story before the first byte; the host takes its nonce when HELLO comes."""
-    with mock.patch("mingle.protocol.handshake.new_nonce", return_value=MEMBER_NONCE):
+    with mock.patch("mingle.protocol.links.handshake.new_nonce", return_value=MEMBER_NONCE):
         member = MemberConversation(story.call, (ADDRESSES[0], PORT), key)
     host = HostConversation(job=JOB, attempt="1", session=SESSION, addresses=ADDRESSES, port=PORT, key=key)
     return member, host
@@ -446,7 +446,7 @@ def speak(story: Story, key: JobKey | None) -> Iterator[Spoken]:
     """Play a story with fixed nonces and yield what each side writes."""
     member, host = conversations(story, key)
     sides: dict[str, Conversation] = {"member": member, "host": host}
-    with mock.patch("mingle.protocol.handshake.new_nonce", return_value=HOST_NONCE):
+    with mock.patch("mingle.protocol.links.handshake.new_nonce", return_value=HOST_NONCE):
         hello = member.data_to_send()
         yield Spoken("member", "hello", "preface and HELLO", hello)
         host.receive_data(hello)

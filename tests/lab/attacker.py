@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mingle.protocol.handshake import Call, MemberConversation
+from mingle.protocol.links.handshake import Call, MemberConversation
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES
 from mingle.wire.datagrams import BROWSE_GROUP, job_group

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
+from mingle.protocol.links.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
 from mingle.protocol.sightings import SILENT_SECONDS
 from mingle.wire import datagrams
 from tests.support.levels import repeated, soaking

@@ -15,7 +15,7 @@ from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.events import Address, TimerDue
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, Mesh
-from mingle.protocol.seats import CLAIM_BYTES, EXPLICIT
+from mingle.protocol.session.seats import CLAIM_BYTES, EXPLICIT
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES
 from mingle.wire.frames import ProcessInfo

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import random
 
-from mingle.protocol.phases import State
+from mingle.protocol.session.phases import State
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process

@@ -6,7 +6,7 @@ from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
 from mingle.protocol.member import Joiner
 from mingle.protocol.participant import AwaitingSeal
-from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing
+from mingle.protocol.session.phases import Acknowledging, Committed, Confirming, Open, Sealing
 from tests.lan.process import Process
 from tests.lan.world import World
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 from mingle.errors import ConnectivityError
 from mingle.protocol.member import LEFT_OUT_SECONDS
-from mingle.protocol.phases import Committed
+from mingle.protocol.session.phases import Committed
 from mingle.wire.frames import PADDING_BYTES
 from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.agents import AgentGathering, AgentProcess

@@ -17,18 +17,18 @@ from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS, Binding, Hold, Leases
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Nodes, Policy, Quorum
-from mingle.protocol import mesh_proof
 from mingle.protocol.election import Attendance, Elector
 from mingle.protocol.events import Event, Heard, TimerDue
 from mingle.protocol.host import Host
+from mingle.protocol.links.prover import Prover
 from mingle.protocol.machine import Identity
-from mingle.protocol.mesh_proof import Proof
-from mingle.protocol.network_choice import NetworkChoice
 from mingle.protocol.pacing import Seeker
-from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, State
-from mingle.protocol.prover import Prover
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.seats import Seated
+from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.mesh_proof import Proof
+from mingle.protocol.session.network_choice import NetworkChoice
+from mingle.protocol.session.phases import Acknowledging, Committed, Confirming, Open, State
+from mingle.protocol.session.registrar import Registrar
+from mingle.protocol.session.seats import Seated
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, Seek

@@ -11,7 +11,6 @@ import msgspec
 
 from mingle.errors import MingleError
 from mingle.protocol import effects
-from mingle.protocol.claims import without_traps
 from mingle.protocol.effects import Effect
 from mingle.protocol.election import Elector
 from mingle.protocol.events import (
@@ -34,9 +33,10 @@ from mingle.protocol.events import (
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.observations import NetworkFacts
 from mingle.protocol.host import Host
+from mingle.protocol.links.claims import without_traps
 from mingle.protocol.machine import Formation, Identity
 from mingle.protocol.member import Joiner
-from mingle.protocol.phases import Open, Placed, State
+from mingle.protocol.session.phases import Open, Placed, State
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_BYTES, Datagram, List, Offer, Rejected, Seek, encode

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 
-from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
+from mingle.protocol.session.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
 from tests.lan.strikes import Strikes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.links.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.authentication import new_nonce
 from mingle.wire.datagrams import Offer, Rejected

@@ -18,9 +18,9 @@ from mingle.protocol.election import Elector
 from mingle.protocol.events import Address, AddressesChanged
 from mingle.protocol.explain.ladder import waiting
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, ProvingStore
-from mingle.protocol.phases import Confirming, Sealing
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.seats import Seated, Seats, rank_taken
+from mingle.protocol.session.phases import Confirming, Sealing
+from mingle.protocol.session.registrar import Registrar
+from mingle.protocol.session.seats import Seated, Seats, rank_taken
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
 from tests.lan.agents import STARTED_AT, AgentGathering, AgentProcess

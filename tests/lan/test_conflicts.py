@@ -7,9 +7,9 @@ import functools
 import pytest
 
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.protocol.conflicts import ConflictingHosts
-from mingle.protocol.phases import Committed
-from mingle.protocol.seats import Seats
+from mingle.protocol.session.conflicts import ConflictingHosts
+from mingle.protocol.session.phases import Committed
+from mingle.protocol.session.seats import Seats
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.planting import Rule, always, expect_found
 from tests.lan.process import Process

@@ -18,7 +18,7 @@ from mingle.protocol.events import Event, Heard
 from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.participant import Participant
-from mingle.protocol.phases import Acknowledging, Confirming, Open, Sealing, State
+from mingle.protocol.session.phases import Acknowledging, Confirming, Open, Sealing, State
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer

@@ -10,8 +10,8 @@ import pytest
 
 from mingle.errors import ConflictError
 from mingle.protocol.membership import RETURN_SECONDS, Membership
-from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
-from mingle.protocol.registrar import Registrar
+from mingle.protocol.session.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
+from mingle.protocol.session.registrar import Registrar
 from tests.lan import process as lan_process
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.planting import Rule, always, expect_found

@@ -10,7 +10,7 @@ import pytest
 
 from mingle.errors import ConflictError
 from mingle.protocol.machine import Mesh
-from mingle.protocol.phases import HandingOver
+from mingle.protocol.session.phases import HandingOver
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Endpoint, Process

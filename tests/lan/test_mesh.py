@@ -11,12 +11,12 @@ import pytest
 from msgspec import structs
 
 from mingle.errors import ConnectivityError
-from mingle.protocol import mesh_proof
-from mingle.protocol.handshake import HandshakeFailed, MemberConversation
-from mingle.protocol.phases import Confirming
-from mingle.protocol.prover import Prover
-from mingle.protocol.prover import greeting as genuine_greeting
-from mingle.protocol.registrar import Registrar
+from mingle.protocol.links.handshake import HandshakeFailed, MemberConversation
+from mingle.protocol.links.prover import Prover
+from mingle.protocol.links.prover import greeting as genuine_greeting
+from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.phases import Confirming
+from mingle.protocol.session.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
 from tests.lan.gathering import Gathering, failure_of, outcome_of

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from mingle.errors import InterfaceError
-from mingle.protocol.connection_race import ADDRESS_SECONDS
+from mingle.protocol.links.race import ADDRESS_SECONDS
 from mingle.wire.datagrams import Offer
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Mute

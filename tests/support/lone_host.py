@@ -9,10 +9,10 @@ from typing import Any
 
 from mingle.protocol.effects import Effect, Write
 from mingle.protocol.events import Accepted, Address, BytesReceived, StoreOpened
-from mingle.protocol.handshake import Call, MemberConversation
 from mingle.protocol.host import Host
+from mingle.protocol.links.handshake import Call, MemberConversation
 from mingle.protocol.machine import Context, Endpoints, Identity
-from mingle.protocol.phases import Committed, State
+from mingle.protocol.session.phases import Committed, State
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.frames import Path, ProcessInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mingle.protocol.mesh_proof import Node, Pair, Proof
+from mingle.protocol.session.mesh_proof import Node, Pair, Proof
 from mingle.wire.frames import Failure, ProcessInfo, Unreached
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from mingle.protocol.connection_race import DialTarget
 from mingle.protocol.effects import Dial, Write
 from mingle.protocol.events import BytesReceived, Connected
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.links.handshake import HostConversation
+from mingle.protocol.links.race import DialTarget
 from mingle.protocol.machine import Context
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
 from tests.support.scripted_host import ADDRESS, IDENTITY, SESSION, offer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from mingle.protocol.explain.mesh_report import LeftOut
-from mingle.protocol.mesh_proof import Proof
+from mingle.protocol.session.mesh_proof import Proof
 from mingle.wire import frames
 
 Frame = TypeVar("Frame")

@@ -13,7 +13,7 @@ from mingle.protocol.events import (
     Heard,
     Source,
 )
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.links.handshake import HostConversation
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.member import Joiner
 from mingle.protocol.membership import Membership

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 
-from mingle.protocol.connection_race import DialTarget
-from mingle.protocol.handshake import Call
+from mingle.protocol.links.handshake import Call
+from mingle.protocol.links.race import DialTarget
 from mingle.protocol.machine import Context
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
 from mingle.wire import frames

@@ -368,7 +368,8 @@ def this_node() -> str:
     On Linux it is the kernel's boot id (random(4)) with the inode numbers of this process's network and pid
     namespaces (namespaces(7)): containers of one machine share its boot id, and often its host name, but have
     addresses of their own and so are nodes of their own. Elsewhere it is the host name with the machine's id.
-    Clones of a virtual machine can have equal keys: :mod:`mingle.protocol.seating` tells them apart by addresses.
+    Clones of a virtual machine can have equal keys: :mod:`mingle.protocol.session.seating` tells them apart by
+    addresses.
 
     It is read anew with each call, because a process may enter other namespaces.
     """

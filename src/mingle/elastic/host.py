@@ -13,14 +13,14 @@ from msgspec import structs
 from mingle.elastic import reports
 from mingle.elastic.leases import PING_SECONDS, Hold, is_fresh
 from mingle.elastic.quorum import Memory, Quorum
-from mingle.protocol.callers import Caller
-from mingle.protocol.conflicts import Contest
-from mingle.protocol.connection_race import named
 from mingle.protocol.effects import CloseStore, Multicast, Notice
 from mingle.protocol.events import Source
 from mingle.protocol.explain.observations import Diagnostics, Situation
 from mingle.protocol.host import Host
+from mingle.protocol.links.callers import Caller
+from mingle.protocol.links.race import named
 from mingle.protocol.machine import Context, Endpoints, Identity
+from mingle.protocol.session.conflicts import Contest
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 

@@ -16,11 +16,11 @@ import msgspec
 
 from mingle.elastic.leases import GROWN_SECONDS, LEASE_SECONDS, Binding, Leases, is_fresh
 from mingle.errors import ConfigurationError, counted
-from mingle.protocol.admission import Admission
 from mingle.protocol.explain.errors import SHARED_MACHINE
 from mingle.protocol.explain.observations import Agents
-from mingle.protocol.seating import node_keys
-from mingle.protocol.seats import Seated
+from mingle.protocol.session.admission import Admission
+from mingle.protocol.session.seating import node_keys
+from mingle.protocol.session.seats import Seated
 from mingle.text import few
 from mingle.wire import frames
 

@@ -15,8 +15,8 @@ from mingle.network.connections import bare_address
 from mingle.network.interfaces import InterfaceMonitor
 from mingle.network.peers import Peers
 from mingle.network.transport import Received
-from mingle.protocol import claims
 from mingle.protocol.events import Heard, HeardUnverified, Source
+from mingle.protocol.links import claims
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, List, Offer, Seek

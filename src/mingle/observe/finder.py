@@ -18,13 +18,13 @@ from mingle.config.settings import Network
 from mingle.config.values import Secret
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.observe.observer import Observer, new_name, this_process
-from mingle.protocol.connection_race import ConnectionRace, merged, named
 from mingle.protocol.effects import Effect, Multicast
 from mingle.protocol.events import BytesReceived, Connected, Disconnected, Event, Heard, Source, TimerDue
 from mingle.protocol.explain.deadline import other_jobs, tried
 from mingle.protocol.explain.ladder import climb, unreachable_host
 from mingle.protocol.explain.observations import Cause, Diagnostics, NetworkFacts, Observing, Situation
-from mingle.protocol.handshake import Call
+from mingle.protocol.links.handshake import Call
+from mingle.protocol.links.race import ConnectionRace, merged, named
 from mingle.protocol.machine import Context, NewId, scoped
 from mingle.protocol.pacing import Seeker
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable

@@ -19,9 +19,9 @@ proved itself:
 Only a session that is OPEN is closed for another one, and a session that is closed decides nothing more. A process asks
 another host for a seat only when its own session is closed. So it never counts in two sessions that can both form.
 The winner of an election need not be the first in order, which must host the job. A host hands its session over once
-all members have confirmed: it sends LEAD to the first (:class:`~mingle.protocol.phases.HandingOver`). That process
-leaves the session, opens one of its own, and answers with its OFFER. The host calls it like any other host and closes
-for it, whatever their ids; then it joins as the last one, so the new session can't be full before the old one is
+all members have confirmed: it sends LEAD to the first (:class:`~mingle.protocol.session.phases.HandingOver`). That
+process leaves the session, opens one of its own, and answers with its OFFER. The host calls it like any other host and
+closes for it, whatever their ids; then it joins as the last one, so the new session can't be full before the old one is
 closed. Where the host can't reach the first, it keeps the job and says UNREACHABLE. No other rule knows of the order,
 so a false one can't split an election.
 
@@ -39,7 +39,6 @@ from typing import TypeGuard
 from msgspec import structs
 
 from mingle.errors import MingleError
-from mingle.protocol.connection_race import ConnectionRace, RaceState, named
 from mingle.protocol.effects import Effect, Multicast
 from mingle.protocol.events import (
     Accepted,
@@ -61,11 +60,12 @@ from mingle.protocol.events import (
 )
 from mingle.protocol.explain.observations import Situation, note
 from mingle.protocol.host import Host
+from mingle.protocol.links.race import ConnectionRace, RaceState, named
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity
 from mingle.protocol.member import LEAVE, Joiner, Searching
 from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.participant import AwaitingSeal
-from mingle.protocol.phases import HandingOver, Open
+from mingle.protocol.session.phases import HandingOver, Open
 from mingle.protocol.sessions import KnownSession
 from mingle.protocol.sightings import Sightings
 from mingle.wire import frames

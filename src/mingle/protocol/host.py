@@ -1,10 +1,10 @@
 """The host of a session: the machine around the registrar. Pure.
 
-The host answers datagrams, carries its callers' frames (:class:`~mingle.protocol.callers.Callers`) to the registrar,
-and is the port through which the registrar speaks. The registrar waits while another host of the same job is alive, or
-while another run of the job is sealed. A datagram alone delays it for a limited time: both have to prove themselves
-over TCP (:class:`~mingle.protocol.conflicts.ConflictingHosts`). What the host says of itself is its
-:class:`~mingle.protocol.description.Description`, and when it says so unasked, its
+The host answers datagrams, carries its callers' frames (:class:`~mingle.protocol.links.callers.Callers`) to the
+registrar, and is the port through which the registrar speaks. The registrar waits while another host of the same job is
+alive, or while another run of the job is sealed. A datagram alone delays it for a limited time: both have to prove
+themselves over TCP (:class:`~mingle.protocol.session.conflicts.ConflictingHosts`). What the host says of itself is its
+:class:`~mingle.protocol.session.description.Description`, and when it says so unasked, its
 :class:`~mingle.protocol.pacing.HostAnnouncements`.
 """
 
@@ -16,11 +16,6 @@ import msgspec
 from msgspec import Struct
 
 from mingle.errors import InterfaceError, MingleError
-from mingle.protocol.admission import Admission
-from mingle.protocol.callers import Caller, Callers
-from mingle.protocol.conflicts import ConflictingHosts, Contest
-from mingle.protocol.connection_race import named
-from mingle.protocol.description import Description
 from mingle.protocol.effects import (
     CloseStore,
     Effect,
@@ -47,15 +42,20 @@ from mingle.protocol.events import (
 from mingle.protocol.explain import errors, mesh_report
 from mingle.protocol.explain.mesh_report import LeftOut
 from mingle.protocol.explain.observations import Cause, Diagnostics, Situation, note
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.links.callers import Caller, Callers
+from mingle.protocol.links.handshake import HostConversation
+from mingle.protocol.links.prover import Prover, greeting
+from mingle.protocol.links.race import named
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
-from mingle.protocol.mesh_proof import Proof
 from mingle.protocol.pacing import HostAnnouncements
-from mingle.protocol.phases import Committed, Sealing
-from mingle.protocol.prover import Prover, greeting
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.seating import contiguous
-from mingle.protocol.seats import EXPLICIT, Seats
+from mingle.protocol.session.admission import Admission
+from mingle.protocol.session.conflicts import ConflictingHosts, Contest
+from mingle.protocol.session.description import Description
+from mingle.protocol.session.mesh_proof import Proof
+from mingle.protocol.session.phases import Committed, Sealing
+from mingle.protocol.session.registrar import Registrar
+from mingle.protocol.session.seating import contiguous
+from mingle.protocol.session.seats import EXPLICIT, Seats
 from mingle.protocol.states import Transitions, transition
 from mingle.text import joined_lines
 from mingle.wire import frames
@@ -66,7 +66,7 @@ MAX_HOSTS_SEEN = 64
 
 
 class Forming(Struct, frozen=True):
-    """The job has not formed. The states of its session are the registrar's (:mod:`mingle.protocol.registrar`)."""
+    """The job has not formed. Its session has states of its own (:mod:`mingle.protocol.session.phases`)."""
 
     deadline: float
 

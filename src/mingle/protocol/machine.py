@@ -21,11 +21,11 @@ from msgspec import Struct, field
 
 from mingle.diagnostics import Detour
 from mingle.errors import MingleError
-from mingle.protocol.claims import DialBudget
 from mingle.protocol.effects import Effect
 from mingle.protocol.events import Address, Event
-from mingle.protocol.handshake import Call
-from mingle.protocol.links import Links
+from mingle.protocol.links.claims import DialBudget
+from mingle.protocol.links.handshake import Call
+from mingle.protocol.links.link import Links
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_REASON_BYTES, Datagram, Failed, Kind, List, Offer, Seek, truncate_utf8
 from mingle.wire.frames import MAX_OWN_ADDRESSES, Failure, Join, Path, Place, ProcessInfo, Purpose, Seat
@@ -175,7 +175,7 @@ class Context(Struct, frozen=True, kw_only=True):
     dials: DialBudget = field(default_factory=DialBudget)
     """The budget for connections to unproved endpoints."""
     mesh: Mesh = "off"
-    """Whether the job forms only if all its nodes reach each other (:mod:`mingle.protocol.prover`)."""
+    """Whether the job forms only if all its nodes reach each other (:mod:`mingle.protocol.links.prover`)."""
     reached: dict[tuple[bytes, str, int], float] = field(default_factory=dict)
     """When this process has last reached another member at an address and port."""
     failed: dict[tuple[bytes, str, int], tuple[float, bytes, Failure]] = field(default_factory=dict)

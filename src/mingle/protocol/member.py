@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Struct
 
 from mingle.errors import MingleError
-from mingle.protocol.callers import GREETING_SECONDS, Caller, Callers
 from mingle.protocol.effects import Effect
 from mingle.protocol.events import (
     Accepted,
@@ -35,11 +34,12 @@ from mingle.protocol.events import (
 )
 from mingle.protocol.explain import errors
 from mingle.protocol.explain.observations import Diagnostics, Situation, note
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.links.callers import GREETING_SECONDS, Caller, Callers
+from mingle.protocol.links.handshake import HostConversation
+from mingle.protocol.links.prover import Prover, greeting
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, scoped
 from mingle.protocol.membership import RETURN_SECONDS, Membership, RosterAnswer
 from mingle.protocol.participant import AwaitingConfirm, AwaitingSeal, Decided, Participant, TryingPaths
-from mingle.protocol.prover import Prover, greeting
 from mingle.protocol.search import Search
 from mingle.protocol.sessions import KnownSession
 from mingle.protocol.states import Transitions, transition

@@ -1,6 +1,6 @@
 """The search of a process for the host of its job: what it asks and hears, and for which sessions it races. Pure.
 
-A datagram that names a session is a hint. The search races for the session (:mod:`mingle.protocol.connection_race`):
+A datagram that names a session is a hint. The search races for the session (:mod:`mingle.protocol.links.race`):
 to *join* it, or only to *probe* it, where it is said to be sealed and could be running without this process
 (:class:`~mingle.protocol.sightings.Sightings`). The member joins the first session that proves itself.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from mingle.errors import MingleError
-from mingle.protocol.connection_race import ConnectionRace, RaceState, named
 from mingle.protocol.events import Source
 from mingle.protocol.explain import errors
 from mingle.protocol.explain.observations import Diagnostics, note
+from mingle.protocol.links.race import ConnectionRace, RaceState, named
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.pacing import DiscoveryClient
 from mingle.protocol.sessions import KnownSession, SessionPolicy

@@ -13,9 +13,9 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from mingle.protocol.connection_race import ADDRESS_SECONDS, Attempt, ConnectionRace, DialTarget, RaceState
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
-from mingle.protocol.handshake import Call, HandshakeFailed
+from mingle.protocol.links.handshake import Call, HandshakeFailed
+from mingle.protocol.links.race import ADDRESS_SECONDS, Attempt, ConnectionRace, DialTarget, RaceState
 from mingle.protocol.machine import Context, scoped
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey

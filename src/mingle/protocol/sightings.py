@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mingle.errors import MingleError
-from mingle.protocol.connection_race import ConnectionRace, DialTarget, RaceState, address_seconds, merged
 from mingle.protocol.effects import Notice
 from mingle.protocol.explain import errors
+from mingle.protocol.links.race import ConnectionRace, DialTarget, RaceState, address_seconds, merged
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
 from mingle.wire import frames

@@ -1,7 +1,7 @@
 """The datagrams on the wire: bytes to typed messages and back.
 
 A datagram is a *hint*: it says where to look, never what is true. Whatever counts is proved afterwards over
-TCP (:mod:`mingle.protocol.handshake`). ``docs/protocol.md`` holds the same table with golden packets::
+TCP (:mod:`mingle.protocol.links.handshake`). ``docs/protocol.md`` holds the same table with golden packets::
 
     0      4  magic "MNGL"
     4      1  major version: another one is rejected and named

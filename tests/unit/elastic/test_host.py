@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from mingle.elastic.host import LOOK_AROUND_SECONDS, QUESTIONS, STORE_GONE_SECONDS, ElasticHost
 from mingle.elastic.leases import ANSWER_SECONDS, LEASE_SECONDS, Hold
-from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
 from mingle.protocol.effects import Dial, Reset, Write
 from mingle.protocol.events import BytesReceived, Connected, Heard, Source
-from mingle.protocol.handshake import HostConversation
 from mingle.protocol.host import Serving
+from mingle.protocol.links.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
+from mingle.protocol.links.handshake import HostConversation
 from mingle.wire import frames
 from mingle.wire.datagrams import Seek
 from tests.lan.agents import AgentGathering, AgentProcess

@@ -10,11 +10,11 @@ import pytest
 from mingle.config.order import order_key
 from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS
 from mingle.elastic.quorum import CONFIRM_SECONDS, Memory, Nodes, Policy, Quorum
-from mingle.protocol.latecomers import ADMITTED_SECONDS
-from mingle.protocol.phases import Committed, Confirming, Open, Sealing
-from mingle.protocol.registrar import CHALLENGE_SECONDS, Registrar
-from mingle.protocol.roster import whos
-from mingle.protocol.seats import HostSeat
+from mingle.protocol.session.latecomers import ADMITTED_SECONDS
+from mingle.protocol.session.phases import Committed, Confirming, Open, Sealing
+from mingle.protocol.session.registrar import CHALLENGE_SECONDS, Registrar
+from mingle.protocol.session.roster import whos
+from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
 from tests.support.registrar_port import RecordingPort
 

@@ -30,14 +30,14 @@ from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.network import interfaces
 from mingle.network.local_relay import LocalRelay
 from mingle.network.transport import Change
-from mingle.protocol import registrar
 from mingle.protocol.effects import CloseStore
 from mingle.protocol.election import Elector
 from mingle.protocol.events import Heard, Source
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Formation
 from mingle.protocol.member import Joiner
-from mingle.protocol.phases import Sealing
+from mingle.protocol.session import registrar
+from mingle.protocol.session.phases import Sealing
 from mingle.wire import datagrams
 from tests.support.in_process import Formed, discovery_of, formed, opened, settings_of
 from tests.support.loopback import answers, job_name, until
@@ -580,7 +580,7 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     waiting = opened(alone(rank, progress="auto"))
-    shown = progress.Progress(waiting.settings.job_id, 2, rank, off=False, now=time.monotonic())
+    shown = progress.Progress(waiting.settings.job_id, off=False, now=time.monotonic())
     own = [each.address for each in waiting.driver.control_port.addresses]
     offer = datagrams.Offer(
         job=waiting.settings.job_id,

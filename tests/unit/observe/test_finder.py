@@ -17,9 +17,9 @@ from mingle.observe.finder import (
     Seeking,
     ranks_seeking,
 )
-from mingle.protocol.connection_race import DialTarget
 from mingle.protocol.effects import Dial, Multicast
 from mingle.protocol.events import Disconnected, Heard, Source, TimerDue
+from mingle.protocol.links.race import DialTarget
 from mingle.protocol.sessions import RETRY_SECONDS
 from mingle.text import endpoint_text
 from mingle.wire import frames

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
-from mingle.protocol.seats import Seated
+from mingle.protocol.session.admission import ACKNOWLEDGE_SECONDS, Admission
+from mingle.protocol.session.seats import Seated
 from mingle.wire.frames import Join, ProcessInfo, Unit
 
 

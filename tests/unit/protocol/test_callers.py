@@ -7,7 +7,9 @@ import random
 
 import pytest
 
-from mingle.protocol.callers import (
+from mingle.protocol.effects import Effect, Hangup, Reset, Write
+from mingle.protocol.events import BytesReceived, Disconnected
+from mingle.protocol.links.callers import (
     MAX_STRANGERS,
     MAX_WHEN_SEALED,
     PROOF_SECONDS,
@@ -17,9 +19,7 @@ from mingle.protocol.callers import (
     Caller,
     Callers,
 )
-from mingle.protocol.effects import Effect, Hangup, Reset, Write
-from mingle.protocol.events import BytesReceived, Disconnected
-from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.links.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.protocol.machine import Context
 from mingle.wire import frames
 from mingle.wire.frames import ProcessInfo, Purpose

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.protocol import claims
-from mingle.protocol.claims import (
+from mingle.protocol.links import claims
+from mingle.protocol.links.claims import (
     SENDER_DIALS_AT_ONCE,
     SENDER_DIALS_PER_SECOND,
     DialBudget,

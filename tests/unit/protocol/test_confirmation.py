@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from mingle.protocol import mesh_proof, prover
-from mingle.protocol.admission import Admission
 from mingle.protocol.explain import mesh_report
+from mingle.protocol.links import prover
 from mingle.protocol.machine import Mesh
-from mingle.protocol.network_choice import MOST_REPEATS
-from mingle.protocol.phases import Confirming, NoMesh, Open, Sealing
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.seats import HostSeat
+from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.admission import Admission
+from mingle.protocol.session.network_choice import MOST_REPEATS
+from mingle.protocol.session.phases import Confirming, NoMesh, Open, Sealing
+from mingle.protocol.session.registrar import Registrar
+from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
 from mingle.wire.frames import Failure, Path, ProcessInfo
 from tests.support.registrar_port import RecordingPort, of, told

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mingle.protocol.conflicts import CONFLICT_SECONDS, ConflictingHosts
-from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.effects import Dial, Write
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
-from mingle.protocol.handshake import Conversation, HostConversation
-from mingle.protocol.links import Link
+from mingle.protocol.links.handshake import Conversation, HostConversation
+from mingle.protocol.links.link import Link
+from mingle.protocol.links.race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.machine import Context, Identity
+from mingle.protocol.session.conflicts import CONFLICT_SECONDS, ConflictingHosts
 from mingle.protocol.sessions import REMEMBERED_SESSIONS, RETRY_SECONDS
 from mingle.protocol.sightings import SILENT_SECONDS
 from mingle.wire import frames

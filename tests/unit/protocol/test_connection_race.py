@@ -8,7 +8,10 @@ import random
 import pytest
 from msgspec import structs
 
-from mingle.protocol.connection_race import (
+from mingle.protocol.effects import Dial, Effect, Hangup, Write
+from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
+from mingle.protocol.links.handshake import Call, HandshakeFailed, HostConversation
+from mingle.protocol.links.race import (
     ADDRESS_SECONDS,
     FAILURE_SECONDS,
     MAX_TARGETS,
@@ -20,9 +23,6 @@ from mingle.protocol.connection_race import (
     merged,
     named,
 )
-from mingle.protocol.effects import Dial, Effect, Hangup, Write
-from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
-from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation
 from mingle.protocol.machine import Context
 from mingle.wire.datagrams import Offer, Rejected
 from mingle.wire.frames import Ping

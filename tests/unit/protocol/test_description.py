@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.protocol.description import SEATS_PER_FRAME
-from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
-from mingle.protocol.seats import Seated
+from mingle.protocol.session.description import SEATS_PER_FRAME
+from mingle.protocol.session.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
+from mingle.protocol.session.seats import Seated
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
 from mingle.wire.frames import MAX_FRAME_BYTES, Place, ProcessInfo, encode_frame

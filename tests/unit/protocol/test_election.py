@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from mingle.errors import DiscoveryTimeoutError
-from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.protocol.effects import Dial, Effect, Hangup, Multicast, Write
 from mingle.protocol.election import (
     ATTENDANCE_SECONDS,
@@ -37,12 +36,13 @@ from mingle.protocol.events import (
 )
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.observations import NetworkFacts
-from mingle.protocol.handshake import Call, HostConversation, MemberConversation
 from mingle.protocol.host import Host
+from mingle.protocol.links.handshake import Call, HostConversation, MemberConversation
+from mingle.protocol.links.race import ADDRESS_SECONDS
 from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.member import Joiner
 from mingle.protocol.pacing import COUNTED_RANKS
-from mingle.protocol.phases import Confirming, HandingOver
+from mingle.protocol.session.phases import Confirming, HandingOver
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, Kind, Offer, Seek
 from tests.support.scripted_host import IDENTITY, SESSION, Alone

@@ -11,7 +11,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.links.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import authentication, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Rejected
@@ -46,7 +46,7 @@ def calls_for(purpose: frames.Purpose) -> Call:
 
 def hello_of(key: JobKey | None = None, call: Call = CALL) -> frames.Hello:
     """The HELLO of a call with the nonce of the golden packets."""
-    with mock.patch("mingle.protocol.handshake.new_nonce", return_value=MEMBER_NONCE):
+    with mock.patch("mingle.protocol.links.handshake.new_nonce", return_value=MEMBER_NONCE):
         return call.hello(key)
 
 
@@ -112,7 +112,7 @@ def test_golden_conversation_is_what_we_say(story: str, key: JobKey | None) -> N
 
 @EITHER_KEY
 def test_golden_conversation_is_understood(key: JobKey | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingle.protocol.handshake.new_nonce", lambda: HOST_NONCE)
+    monkeypatch.setattr("mingle.protocol.links.handshake.new_nonce", lambda: HOST_NONCE)
     title = "join" if key is None else "join signed"
     member, host = conversations(STORIES["join"], key)
     member.data_to_send()

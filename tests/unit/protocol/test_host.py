@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError
-from mingle.protocol import description
 from mingle.protocol.effects import (
     Answer,
     Dial,
@@ -35,13 +34,14 @@ from mingle.protocol.events import (
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.ladder import waiting
 from mingle.protocol.explain.observations import NetworkFacts
-from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
 from mingle.protocol.host import MAX_HOSTS_SEEN
+from mingle.protocol.links.handshake import Call, HandshakeFailed, MemberConversation
+from mingle.protocol.links.prover import greeting
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.pacing import LATE_ANSWERS_AT_ONCE, LATE_ANSWERS_PER_SECOND
-from mingle.protocol.phases import Acknowledging, Committed, Open, Sealing, State
-from mingle.protocol.prover import greeting
-from mingle.protocol.registrar import Registrar
+from mingle.protocol.session import description
+from mingle.protocol.session.phases import Acknowledging, Committed, Open, Sealing, State
+from mingle.protocol.session.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Failed, List, Offer, Seek

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from mingle.protocol.admission import Admission
-from mingle.protocol.latecomers import ADMITTED_SECONDS, Latecomers
 from mingle.protocol.machine import Mesh, roster_digest
-from mingle.protocol.phases import Committed
-from mingle.protocol.roster import roster
-from mingle.protocol.seats import HostSeat, Seated, Seats
+from mingle.protocol.session.admission import Admission
+from mingle.protocol.session.latecomers import ADMITTED_SECONDS, Latecomers
+from mingle.protocol.session.phases import Committed
+from mingle.protocol.session.roster import roster
+from mingle.protocol.session.seats import HostSeat, Seated, Seats
 from mingle.wire import frames
 from mingle.wire.frames import Failure, Path, Place, ProcessInfo, Unreached
 from tests.support.registrar_port import RecordingPort, of, told

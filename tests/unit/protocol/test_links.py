@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mingle.protocol.effects import Dial, Hangup, Reset, Write
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
-from mingle.protocol.handshake import Conversation
-from mingle.protocol.links import MAX_NUMBER, Link, Links
+from mingle.protocol.links.handshake import Conversation
+from mingle.protocol.links.link import MAX_NUMBER, Link, Links
 from mingle.wire import frames
 
 

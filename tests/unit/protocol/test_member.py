@@ -14,7 +14,6 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.effects import Dial, Hangup
 from mingle.protocol.election import Candidate
 from mingle.protocol.events import (
@@ -27,6 +26,7 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
+from mingle.protocol.links.race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.machine import Context, Endpoints
 from mingle.protocol.member import HOST_SEEN_SECONDS, SUSPECT_SECONDS, Attached, Away, Searching
 from mingle.protocol.membership import RETURN_SECONDS, Membership

@@ -26,7 +26,8 @@ from mingle.protocol.events import (
 )
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.observations import NetworkFacts
-from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.links.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.links.prover import greeting
 from mingle.protocol.machine import Endpoints
 from mingle.protocol.member import SUSPECT_SECONDS, Attached, Joining, Searching
 from mingle.protocol.membership import READY_HEARD_SECONDS
@@ -38,7 +39,6 @@ from mingle.protocol.participant import (
     ProvingStore,
     TryingPaths,
 )
-from mingle.protocol.prover import greeting
 from mingle.protocol.sessions import RETRY_SECONDS
 from mingle.wire import frames
 from tests.support.scripted_host import ADDRESS, HERE, OTHER, SESSION, Alone, offer, running

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-from mingle.protocol import mesh_proof
-from mingle.protocol.mesh_proof import Pair, Proof, begin
-from mingle.protocol.seats import HostSeat, Seated, Seats
+from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.mesh_proof import Pair, Proof, begin
+from mingle.protocol.session.seats import HostSeat, Seated, Seats
 from mingle.wire.frames import Failure, Join, Path, ProcessInfo
 from tests.support.mesh_proofs import member, proof
 
@@ -59,8 +59,8 @@ def test_all_dial_the_first_in_order_alone_where_no_mesh_is_asked_for() -> None:
 
 
 def test_all_dial_the_first_in_order_also_where_the_pairs_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingle.protocol.mesh_proof.FULL_MESH", 3)
-    monkeypatch.setattr("mingle.protocol.mesh_proof.SAMPLE", 1)
+    monkeypatch.setattr("mingle.protocol.session.mesh_proof.FULL_MESH", 3)
+    monkeypatch.setattr("mingle.protocol.session.mesh_proof.SAMPLE", 1)
     made = begun(*map(applicant, range(4)), first=3)
     assert [addresses(made, number) for number in range(2)] == [["10.0.0.2", "10.0.0.4"], ["10.0.0.3", "10.0.0.4"]]
     assert [made.can_lead(member(number)) for number in (1, 3)] == [False, True]

@@ -14,10 +14,10 @@ from msgspec import structs
 
 from mingle.diagnostics import Detour
 from mingle.errors import ConnectivityError
-from mingle.protocol import mesh_proof
 from mingle.protocol.explain import mesh_report
 from mingle.protocol.explain.mesh_report import cause_of, describe
-from mingle.protocol.mesh_proof import Pair, Proof
+from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.mesh_proof import Pair, Proof
 from mingle.wire.frames import Blocked, FirewallManager, Unreached
 from tests.support.mesh_proofs import member, proof
 

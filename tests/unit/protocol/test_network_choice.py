@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec import structs
 
-from mingle.protocol import mesh_proof
 from mingle.protocol.machine import Mesh
-from mingle.protocol.mesh_proof import Proof
-from mingle.protocol.network_choice import (
+from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.mesh_proof import Proof
+from mingle.protocol.session.network_choice import (
     LEAST_SECONDS,
     MOST_MOVES,
     AnotherProof,
@@ -20,7 +20,7 @@ from mingle.protocol.network_choice import (
     NetworkChoice,
     NothingShared,
 )
-from mingle.protocol.seats import HostSeat, Seated, Seats
+from mingle.protocol.session.seats import HostSeat, Seated, Seats
 from mingle.wire.frames import Failure, Join, Path, ProcessInfo
 
 HOST = b"H" * 16

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from mingle.protocol.connection_race import FAILURE_SECONDS
 from mingle.protocol.effects import Dial, Hangup, ProveStore
 from mingle.protocol.events import Disconnected
+from mingle.protocol.links.prover import REFUSED_SECONDS, Prover
+from mingle.protocol.links.race import FAILURE_SECONDS
 from mingle.protocol.participant import (
     STORE_RETRY_SECONDS,
     AwaitingConfirm,
@@ -18,7 +19,6 @@ from mingle.protocol.participant import (
     ProvingStore,
     TryingPaths,
 )
-from mingle.protocol.prover import REFUSED_SECONDS, Prover
 from mingle.wire import frames
 from tests.support.proved_session import ProvedSession
 from tests.support.scripted_host import ADDRESS, IDENTITY, OTHER, SESSION, sealed

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from mingle.diagnostics import Detour
-from mingle.protocol import mesh_proof, prover
-from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.effects import Dial, Hangup, Inspect, Write
 from mingle.protocol.events import BytesReceived, Connected, Disconnected, Inspected
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.links import prover
+from mingle.protocol.links.callers import Caller, Callers
+from mingle.protocol.links.handshake import HostConversation
+from mingle.protocol.links.prover import INSPECTION_SECONDS, ProofResult, Prover, greeting
 from mingle.protocol.machine import Context, Identity, Mesh
-from mingle.protocol.mesh_proof import targets_of
-from mingle.protocol.prover import INSPECTION_SECONDS, ProofResult, Prover, greeting
+from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.mesh_proof import targets_of
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.frames import Failure, Path, ProcessInfo, Target

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
-from mingle.protocol.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
-from mingle.protocol.registrar import CHALLENGE_SECONDS, CONFIRM_AGAIN_SECONDS, READDRESSED_SECONDS, Registrar
-from mingle.protocol.roster import REMEMBERED_DEPARTURES
-from mingle.protocol.seats import HostSeat
+from mingle.protocol.session.admission import ACKNOWLEDGE_SECONDS, Admission
+from mingle.protocol.session.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
+from mingle.protocol.session.registrar import CHALLENGE_SECONDS, CONFIRM_AGAIN_SECONDS, READDRESSED_SECONDS, Registrar
+from mingle.protocol.session.roster import REMEMBERED_DEPARTURES
+from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
 from mingle.wire.frames import MAX_FRAME_BYTES, Path, ProcessInfo, Unit, encode_frame
 from tests.support.registrar_port import RecordingPort, of, told

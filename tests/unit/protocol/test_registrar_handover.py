@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
-from mingle.protocol.phases import Confirming, HandingOver, Open, Sealing, State
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.seats import HostSeat, Seats
+from mingle.protocol.session.admission import ACKNOWLEDGE_SECONDS, Admission
+from mingle.protocol.session.phases import Confirming, HandingOver, Open, Sealing, State
+from mingle.protocol.session.registrar import Registrar
+from mingle.protocol.session.seats import HostSeat, Seats
 from mingle.wire import frames
 from mingle.wire.frames import Path, ProcessInfo
 from tests.support.registrar_port import RecordingPort, told

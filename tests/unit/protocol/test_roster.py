@@ -9,8 +9,8 @@ import pytest
 
 from mingle.config.order import order_key
 from mingle.protocol.machine import roster_digest
-from mingle.protocol.roster import REMEMBERED_TEXT, History, described, hosts, rank_of, roster, whos
-from mingle.protocol.seats import Seated
+from mingle.protocol.session.roster import REMEMBERED_TEXT, History, described, hosts, rank_of, roster, whos
+from mingle.protocol.session.seats import Seated
 from mingle.wire import frames
 from mingle.wire.frames import MAX_TEXT_CHARACTERS, Path, Place, ProcessInfo, RefusalReason, Unit
 

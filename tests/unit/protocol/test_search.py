@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.protocol.effects import Dial, Hangup, Multicast, Write
 from mingle.protocol.events import BytesReceived, Connected, Disconnected, Source
 from mingle.protocol.explain.observations import TOLD_AGAIN_SECONDS, Diagnostics
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.links.handshake import HostConversation
+from mingle.protocol.links.race import ADDRESS_SECONDS
 from mingle.protocol.machine import Context
 from mingle.protocol.search import Search
 from mingle.protocol.sessions import (

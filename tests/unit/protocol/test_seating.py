@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.protocol import seating
-from mingle.protocol.seating import common_address, contiguous, reach_matrix
-from mingle.protocol.seats import HostSeat
+from mingle.protocol.session import seating
+from mingle.protocol.session.seating import common_address, contiguous, reach_matrix
+from mingle.protocol.session.seats import HostSeat
 from mingle.wire.frames import Join, Path, Place
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)

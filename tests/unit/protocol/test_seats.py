@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from mingle.config.launchers import Placement
 from mingle.config.order import order_key, order_of
-from mingle.protocol.admission import Admission
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.seats import HostSeat
+from mingle.protocol.session.admission import Admission
+from mingle.protocol.session.registrar import Registrar
+from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
 from tests.support.registrar_port import RecordingPort
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.protocol.effects import Dial, Hangup
+from mingle.protocol.links.race import ADDRESS_SECONDS
 from mingle.protocol.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS
 from tests.support.session_tables import Table, offer
 

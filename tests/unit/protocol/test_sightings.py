@@ -10,10 +10,10 @@ import pytest
 from msgspec import structs
 
 from mingle.errors import ConflictError
-from mingle.protocol.connection_race import ADDRESS_SECONDS, ConnectionRace
 from mingle.protocol.effects import Dial, Notice, Write
 from mingle.protocol.events import BytesReceived, Connected
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.links.handshake import HostConversation
+from mingle.protocol.links.race import ADDRESS_SECONDS, ConnectionRace
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.sessions import KnownSession, SessionPolicy
 from mingle.protocol.sightings import (

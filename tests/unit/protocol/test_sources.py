@@ -8,7 +8,7 @@ import timeit
 
 import pytest
 
-from mingle.protocol.sources import Sources
+from mingle.protocol.links.sources import Sources
 
 
 def come(sources: Sources, conn: int, source: str, most: int) -> list[int]:

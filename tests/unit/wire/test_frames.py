@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from mingle.protocol.roster import REMEMBERED_DEPARTURES, REMEMBERED_TEXT
+from mingle.protocol.session.roster import REMEMBERED_DEPARTURES, REMEMBERED_TEXT
 from mingle.wire import frames
 from mingle.wire.authentication import FRAME_MAC_BYTES, FrameKeys
 from mingle.wire.datagrams import MAX_ADDRESSES, MAX_WORLD_SIZE, Rejected, truncate_utf8

@@ -13,8 +13,8 @@ from msgspec import Struct, structs
 
 from mingle.diagnostics import Detour, firewall, route_through
 from mingle.errors import FREE_DESCRIPTORS, ConnectivityError, counted
-from mingle.protocol.mesh_proof import Node, Pair, Proof, targets_of
-from mingle.protocol.prover import LOSSY
+from mingle.protocol.links.prover import LOSSY
+from mingle.protocol.session.mesh_proof import Node, Pair, Proof, targets_of
 from mingle.text import few
 from mingle.wire.frames import MAX_TEXT_CHARACTERS, Failure, ProcessInfo, Refused, Unreached
 

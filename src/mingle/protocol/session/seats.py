@@ -1,8 +1,8 @@
 """The seats of a session: which process holds which seat, on which connection. Pure.
 
 A member is known by its member id, and proves that it holds its seat by the seat's *token*. :class:`Seats` is the book
-that the registrar keeps (:mod:`mingle.protocol.registrar`). If a newcomer wants a seat that is taken, it becomes a
-:class:`Challenge`: it waits until the holder of the seat has shown that it lives, or has lost the seat.
+that the registrar keeps (:mod:`mingle.protocol.session.registrar`). If a newcomer wants a seat that is taken, it
+becomes a :class:`Challenge`: it waits until the holder of the seat has shown that it lives, or has lost the seat.
 """
 
 from __future__ import annotations

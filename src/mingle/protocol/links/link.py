@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from mingle.protocol.effects import Dial, Effect, Hangup, Reset, Write
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
-from mingle.protocol.handshake import HostConversation, MemberConversation
+from mingle.protocol.links.handshake import HostConversation, MemberConversation
 from mingle.wire.frames import AnyFrame, Ping
 
 MAX_NUMBER = 2**30

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from mingle.protocol import mesh_proof
-from mingle.protocol.admission import Admission
 from mingle.protocol.explain import mesh_report
 from mingle.protocol.machine import Mesh, roster_digest
-from mingle.protocol.mesh_proof import Proof
-from mingle.protocol.phases import Committed
-from mingle.protocol.roster import roster
-from mingle.protocol.seats import Latecomer, Seated, Seats
+from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.admission import Admission
+from mingle.protocol.session.mesh_proof import Proof
+from mingle.protocol.session.phases import Committed
+from mingle.protocol.session.roster import roster
+from mingle.protocol.session.seats import Latecomer, Seated, Seats
 from mingle.wire import frames
 
 ADMITTED_SECONDS = 30.0

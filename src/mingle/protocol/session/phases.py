@@ -1,6 +1,6 @@
 """The states of a session on the host's side, from Open to Committed, and their transitions. Pure data.
 
-Only the registrar moves a session from one to the next (:mod:`mingle.protocol.registrar`).
+Only the registrar moves a session from one to the next (:mod:`mingle.protocol.session.registrar`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar, TypeAlias
 
 from msgspec import Struct, field
 
-from mingle.protocol.mesh_proof import Proof
+from mingle.protocol.session.mesh_proof import Proof
 from mingle.protocol.states import Transitions
 from mingle.wire import frames
 

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from typing import NamedTuple, TypeAlias
 
-from mingle.protocol.seats import HostSeat, machine_of
+from mingle.protocol.session.seats import HostSeat, machine_of
 from mingle.wire.frames import Join, Path, Place
 
 _Subnet: TypeAlias = IPv4Network | IPv6Network
@@ -29,7 +29,8 @@ def place(applicants: Sequence[Join], world_size: int) -> list[Place]:
     are one node, by the node ranks that they were told, they are.
 
     Args:
-        applicants: the members, the host first, the others in order (:meth:`~mingle.protocol.seats.Seats.in_order`).
+        applicants: the members, the host first, the others in order
+            (:meth:`~mingle.protocol.session.seats.Seats.in_order`).
         world_size: of the job.
     """
     keys = node_keys(applicants)

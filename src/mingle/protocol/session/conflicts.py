@@ -13,7 +13,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from mingle.protocol.connection_race import ConnectionRace, DialTarget
+from mingle.protocol.links.race import ConnectionRace, DialTarget
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.sessions import KnownSession, SessionPolicy
 from mingle.protocol.sightings import Sightings

@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 from msgspec import Struct, field, structs
 
-from mingle.protocol.prover import LOSSY
-from mingle.protocol.seating import NodeKey, node_keys, place
-from mingle.protocol.seats import HostSeat, Seated, machine_of
+from mingle.protocol.links.prover import LOSSY
+from mingle.protocol.session.seating import NodeKey, node_keys, place
+from mingle.protocol.session.seats import HostSeat, Seated, machine_of
 from mingle.wire.frames import MAX_SUSPECTS, Blocked, Confirm, Failure, Join, ProcessInfo, Target
 
 FULL_MESH = 256

@@ -1,10 +1,11 @@
 """The network that a session takes: one that all members share and, where a mesh is asked for, on which it holds. Pure.
 
 The host chooses from the paths that the members have proved to its addresses, before CONFIRM, and lets the nodes dial
-each other there (:mod:`mingle.protocol.prover`). The confirmations bring newer paths and what could not be reached, and
-so either settle the choice or ask for another proof. Paths and failures can change with each epoch, so all that counts
-here is bounded: each network is proved once, one of them once more at the end, :data:`MOST_MOVES` limits how often
-newer paths can move the session, and :data:`MOST_REPEATS` how often processes that were stopped can repeat a proof.
+each other there (:mod:`mingle.protocol.links.prover`). The confirmations bring newer paths and what could not be
+reached, and so either settle the choice or ask for another proof. Paths and failures can change with each epoch, so all
+that counts here is bounded: each network is proved once, one of them once more at the end, :data:`MOST_MOVES` limits
+how often newer paths can move the session, and :data:`MOST_REPEATS` how often processes that were stopped can repeat a
+proof.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from mingle.protocol import mesh_proof
 from mingle.protocol.machine import Mesh
-from mingle.protocol.mesh_proof import Proof
-from mingle.protocol.seating import common_address
-from mingle.protocol.seats import Seats
+from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.mesh_proof import Proof
+from mingle.protocol.session.seating import common_address
+from mingle.protocol.session.seats import Seats
 
 LEAST_SECONDS = 0.5
 """The least time for a target that does not answer, if the deadline is near."""

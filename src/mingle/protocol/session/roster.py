@@ -1,6 +1,6 @@
 """What a session says of its members, to other processes and to people. Pure.
 
-The registrar (:mod:`mingle.protocol.registrar`) decides; nothing here does.
+The registrar (:mod:`mingle.protocol.session.registrar`) decides; nothing here does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from mingle.protocol.explain.errors import refusal_text
-from mingle.protocol.seating import NodeKey, node_keys
-from mingle.protocol.seats import Seated
+from mingle.protocol.session.seating import NodeKey, node_keys
+from mingle.protocol.session.seats import Seated
 from mingle.text import few
 from mingle.wire import frames
 

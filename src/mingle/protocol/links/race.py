@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from mingle.protocol.events import Connected, ConnectionEvent
-from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
-from mingle.protocol.links import Link
+from mingle.protocol.links.handshake import Call, HandshakeFailed, MemberConversation
+from mingle.protocol.links.link import Link
 from mingle.protocol.machine import Context
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Offer, Rejected

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.links.handshake import HostConversation
 from mingle.protocol.machine import Endpoints, Identity, scoped
-from mingle.protocol.phases import Committed, Placed, Stored
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.roster import described, whos
-from mingle.protocol.seats import HostSeat
+from mingle.protocol.session.phases import Committed, Placed, Stored
+from mingle.protocol.session.registrar import Registrar
+from mingle.protocol.session.roster import described, whos
+from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Offer

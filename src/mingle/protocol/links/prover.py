@@ -2,13 +2,13 @@
 
 GO means that every pair of nodes has opened a TCP connection in both directions on the network that was chosen. CONFIRM
 gives each node its targets. A :class:`Prover` dials them, and CONFIRMED names those that it could not reach. The
-process at the other end answers (:mod:`mingle.protocol.callers`).
+process at the other end answers (:mod:`mingle.protocol.links.callers`).
 
 A connection counts when both sides have proved the session, with the handshake of every control connection, and have
 greeted each other. GREET is longer than a packet, because a path that drops large packets carries a handshake. A
 target that accepts and does not answer has failed only if further connections stay unanswered, too: where many packets
 are lost, TCP can pause on one connection for seconds. Its process can also be stopped, which only the host can tell
-from a broken path (:func:`mingle.protocol.mesh_proof.shows_a_broken_path`).
+from a broken path (:func:`mingle.protocol.session.mesh_proof.shows_a_broken_path`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from msgspec import Struct, field
 
 from mingle.protocol.effects import Inspect
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected, Inspected
-from mingle.protocol.handshake import HandshakeFailed, MemberConversation
-from mingle.protocol.links import Link
+from mingle.protocol.links.handshake import HandshakeFailed, MemberConversation
+from mingle.protocol.links.link import Link
 from mingle.protocol.machine import Context, Identity
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected

@@ -15,10 +15,10 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 
 from mingle.protocol.events import BytesReceived, ConnectionEvent, Disconnected
-from mingle.protocol.handshake import HandshakeFailed, HostConversation
-from mingle.protocol.links import Link
+from mingle.protocol.links.handshake import HandshakeFailed, HostConversation
+from mingle.protocol.links.link import Link
+from mingle.protocol.links.sources import Sources
 from mingle.protocol.machine import Context
-from mingle.protocol.sources import Sources
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
 from mingle.wire.frames import body_of

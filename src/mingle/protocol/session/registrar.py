@@ -1,7 +1,8 @@
 """The registrar of a session: it gives out the seats, and confirms, seals and forms the session. Pure.
 
 A session forms by a two-phase commit: SEALED asks every member to prepare, ACK is its vote, GO is the commit, and VOID
-is the abort. Only this module moves a session from one state to the next (:data:`mingle.protocol.phases.TRANSITIONS`):
+is the abort. Only this module moves a session from one state to the next
+(:data:`mingle.protocol.session.phases.TRANSITIONS`):
 
 * Before GO every member has said, in this epoch, that it is still there (CONFIRMED) and that it has reached the store
   (ACK). The loss of a member in between voids the epoch, unless it goes to lead, and the number of a voided epoch is
@@ -17,7 +18,7 @@ it to lead once all have confirmed (LEAD). The first then opens a session of its
 does for the winner of an election (:mod:`mingle.protocol.election`). Order decides nothing else.
 
 An :class:`Admission` decides how many members form the session, and whether it takes *latecomers* after that
-(:mod:`mingle.protocol.latecomers`).
+(:mod:`mingle.protocol.session.latecomers`).
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from typing import Protocol, TypeGuard
 
 import msgspec
 
-from mingle.protocol.admission import Admission
 from mingle.protocol.explain import mesh_report
 from mingle.protocol.explain.mesh_report import LeftOut
-from mingle.protocol.latecomers import Latecomers
 from mingle.protocol.machine import Mesh, roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
-from mingle.protocol.mesh_proof import Proof, apart_from
-from mingle.protocol.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
-from mingle.protocol.phases import (
+from mingle.protocol.session.admission import Admission
+from mingle.protocol.session.latecomers import Latecomers
+from mingle.protocol.session.mesh_proof import Proof, apart_from
+from mingle.protocol.session.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
+from mingle.protocol.session.phases import (
     DOES_NOT_LEAD,
     HELD,
     TRANSITIONS,
@@ -51,9 +52,18 @@ from mingle.protocol.phases import (
     Sealing,
     State,
 )
-from mingle.protocol.roster import NAMED_AGENTS, REMEMBERED_TEXT, History, described, hosts, rank_of, roster, whos
-from mingle.protocol.seating import place, reach_matrix
-from mingle.protocol.seats import Challenge, Challenges, HostSeat, Seated, Seats, rank_taken
+from mingle.protocol.session.roster import (
+    NAMED_AGENTS,
+    REMEMBERED_TEXT,
+    History,
+    described,
+    hosts,
+    rank_of,
+    roster,
+    whos,
+)
+from mingle.protocol.session.seating import place, reach_matrix
+from mingle.protocol.session.seats import Challenge, Challenges, HostSeat, Seated, Seats, rank_taken
 from mingle.protocol.states import transition
 from mingle.text import few
 from mingle.wire import frames

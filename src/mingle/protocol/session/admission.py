@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mingle.protocol.seats import Seated
+from mingle.protocol.session.seats import Seated
 from mingle.wire import frames
 from mingle.wire.datagrams import Kind
 

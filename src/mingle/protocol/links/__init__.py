@@ -1,0 +1,1 @@
+"""The connections of a process: how they are made, answered and proved."""
