@@ -23,9 +23,14 @@ HELLO: dict[str, Any] = {
 NAMES = ["a", "b", "c", "d", "e", "f"]
 PATIENT = """
 import mingle.check.control as control
+import mingle.check.verdicts as verdicts
 control.SILENCE_SECONDS = control.CONNECT_SECONDS = control.dial.__kwdefaults__["seconds"] = 60.0
+verdicts.SLOW_FACTOR = float("inf")
 """
-"""For `patched_path`: the ranks wait for each other, however busy the machine is."""
+"""For `patched_path`: the ranks wait for each other, however busy the machine is, and no link counts as slow.
+
+Other processes take the time of one direction and leave it to the other, which measures as a slow link.
+"""
 
 
 def healthy(count: int = 4) -> Evidence:
