@@ -162,8 +162,15 @@ class Crowd:
         self._proving = -1
         self._driver = Driver(wanted, wanted.job_id, None, stack, perform=self._perform)
         now = time.monotonic()
-        context = Context(key=None, new_id=self._driver.new_id, rng=self._driver.rng, timeout=TIMEOUT)
-        self._members = [Joiner(_identity(wanted, rank), context, now) for rank in ranks]
+        # A context of its own for each: it has the connections and the effects of one member.
+        self._members = [
+            Joiner(
+                _identity(wanted, rank),
+                Context(key=None, new_id=self._driver.new_id, rng=self._driver.rng, timeout=TIMEOUT),
+                now,
+            )
+            for rank in ranks
+        ]
         self._stirred.update(range(len(self._members)))
         self._driver.drive(self)
 
