@@ -55,6 +55,11 @@ def greeting(member: bytes) -> frames.Greet:
     return frames.Greet(member=member, padding=bytes(PADDING_BYTES))
 
 
+def _place(target: Target) -> tuple[bytes, str, int]:
+    """Return what a target is remembered by: a member that has moved is another one."""
+    return target.member, target.address, target.port
+
+
 class _Attempt(Link, kw_only=True):
     """One connection to a target."""
 
@@ -293,7 +298,7 @@ class Prover:
 
     def was_reached(self, target: Target, now: float) -> bool:
         """Return whether a target was reached lately, so that it is not dialed again."""
-        at = self._context.reached.get((target.member, target.address, target.port))
+        at = self._context.reached.get(_place(target))
         return at is not None and now - at < REMEMBERED_SECONDS
 
     def _failed_before(self, target: Target, now: float) -> Failure | None:
@@ -301,7 +306,7 @@ class Prover:
 
         It counts only where a broken mesh is no error, and the next try dials again.
         """
-        place = (target.member, target.address, target.port)
+        place = _place(target)
         at, session, failure = self._context.failed.get(place, (float("-inf"), self._call.session, None))
         if self._context.mesh != "warn" or session == self._call.session or now - at >= REMEMBERED_SECONDS:
             return None
@@ -309,11 +314,11 @@ class Prover:
         return failure
 
     def _reached(self, pursuit: _Pursuit, now: float) -> None:
-        target = pursuit.target
+        place = _place(pursuit.target)
         if len(self._context.reached) >= MAX_REMEMBERED:
             self._context.reached.clear()
-        self._context.reached[target.member, target.address, target.port] = now
-        self._context.failed.pop((target.member, target.address, target.port), None)
+        self._context.reached[place] = now
+        self._context.failed.pop(place, None)
         self._forget(pursuit)
 
     def _failed(self, pursuit: _Pursuit, now: float) -> None:
@@ -324,7 +329,7 @@ class Prover:
         self._failures.append(failure)
         if len(self._context.failed) >= MAX_REMEMBERED:
             self._context.failed.clear()
-        self._context.failed[target.member, target.address, target.port] = (now, self._call.session, failure)
+        self._context.failed[_place(target)] = (now, self._call.session, failure)
         self._forget(pursuit)
 
     def _forget(self, pursuit: _Pursuit) -> None:
