@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mingle.errors import ConflictError, InterfaceError, MingleError, counted
 from mingle.protocol.explain import mesh_report
-from mingle.protocol.explain.observations import Cause, size_name
+from mingle.protocol.explain.observations import Cause, own_name, size_name
 from mingle.protocol.machine import Identity
 from mingle.text import few
 from mingle.wire.frames import Closed, ProcessInfo, Refused, Running
@@ -46,7 +46,7 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
     }.get(refusal.reason, ("the host is in another state than this process expects", "start the job again."))
     taken = refusal.reason == "rank taken" and refusal.who is not None
     happened = f"is already taken{who}" if taken else f"was refused{who}: {refusal_text(refusal, unit)}"
-    me = f"{unit} {identity.rank}" if identity.rank is not None else "this process"
+    me = own_name(unit, identity.rank)
     return ConflictError.explain(f"job {identity.job!r}: {me} {happened}.", cause=cause, remedy=remedy)
 
 

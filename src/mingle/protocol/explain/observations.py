@@ -351,7 +351,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     @property
     def me(self) -> str:
         """This process, as reports name it."""
-        return f"{self.unit} {self.rank}" if self.rank is not None else "this process"
+        return own_name(self.unit, self.rank)
 
     @property
     def host(self) -> str:
@@ -380,6 +380,11 @@ class Situation(Struct, frozen=True, kw_only=True):
         """Whether the time is up, and no other process has ever joined."""
         most = self.most
         return self.final and (most is None or (most.joined <= 1 and not self.told.left))
+
+
+def own_name(unit: str, rank: int | None) -> str:
+    """Return what a report calls the process that makes it."""
+    return f"{unit} {rank}" if rank is not None else "this process"
 
 
 def size_name(unit: str) -> str:
