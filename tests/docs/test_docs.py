@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shlex
-import statistics
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -44,6 +43,7 @@ from tools import build_reference
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
+LIBRARY = ROOT / "docs" / "library.md"
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
 SETTINGS = ROOT / "docs" / "settings.md"
@@ -75,23 +75,11 @@ def two_ranks(block: Block) -> list[Rank]:
 def test_python_blocks_run_on_two_ranks() -> None:
     pages = [path for path in PAGES if path != FRAMEWORKS]
     examples = [block for path in pages for block in blocks(path) if block.language == "python"]
-    examples.remove(named(QUICKSTART, "torchrun"))  # a test of its own runs it
+    examples.remove(named(QUICKSTART, "torchrun"))  # torchrun starts it
     assert len(examples) >= 7
     results = run_ranks({str(block): two_ranks(block) for block in examples})
     for name, ranks in results.items():
         assert [status for status, _ in ranks] == [0, 0], f"{name}:\n" + "\n".join(out for _, out in ranks)
-
-
-def test_the_first_commands_print_what_the_readme_says() -> None:
-    console, script = (
-        named(README, "start"),
-        next(each for each in blocks(README) if each.language == "python"),
-    )
-    commands = re.findall(r"^\$ ((?:[A-Z_]+=\S+ )+)python train\.py.*\n((?:[^$].*\n)*)", console.text, re.MULTILINE)
-    places = [dict(item.split("=", 1) for item in assignments.split()) for assignments, _ in commands]
-    assert len(places) == console.text.count("$") == 2
-    results = run_ranks({"start": [Rank(place, script.text) for place in places]})["start"]
-    assert results == [(0, printed) for _, printed in commands]
 
 
 def test_the_library_prints_what_the_quickstart_says() -> None:
@@ -105,25 +93,25 @@ def test_the_library_prints_what_the_quickstart_says() -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_prints_what_the_quickstart_says(tmp_path: Path) -> None:
-    """The two lines are typed as they are, at once; which of them is rank 0 differs from run to run."""
-    (tmp_path / "train.py").write_text(named(QUICKSTART, "torchrun").text, encoding="utf-8")
+def test_two_terminals_print_what_the_readme_says() -> None:
+    """The two lines are typed as they are, together; which of them is rank 0 differs from run to run."""
     (first, one), (second, other) = (
-        re.fullmatch(r"\$ (.*)\n(.*\n)", named(QUICKSTART, name).text).groups()  # type: ignore[union-attr]
+        re.fullmatch(r"\$ (.*)\n(.*\n)", named(README, name).text).groups()  # type: ignore[union-attr]
         for name in ("first", "second")
     )
+    assert first == second
     environment = {
         **{name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ},
         "PATH": f"{Path(without_numpy.python()).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "src"),
-        "USER": f"quickstart-{os.getpid()}",
+        "USER": f"readme-{os.getpid()}",
         "MINGLE_PORT": str(free_udp_port()),
         "MINGLE_TIMEOUT": "60",
     }
-    agents = [
+    terminals = [
         subprocess.Popen(
             ["bash", "-c", f"exec timeout {DEADLINE} env {line}"],
-            cwd=tmp_path,
+            cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -131,7 +119,7 @@ def test_torchrun_prints_what_the_quickstart_says(tmp_path: Path) -> None:
         )
         for line in (first, second)
     ]
-    results = [(*agent.communicate(), agent.returncode) for agent in agents]
+    results = [(*terminal.communicate(), terminal.returncode) for terminal in terminals]
     assert [status for _, _, status in results] == [0, 0], results
     assert sorted(out for out, _, _ in results) == sorted([one, other])
 
@@ -233,7 +221,7 @@ def test_the_index_of_symptoms_leads_to_every_section() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_prints_what_the_readme_says() -> None:
+def test_the_demo_prints_what_its_page_says() -> None:
     # Another job's leftovers, as a shell may hold them, do not lead the demo astray.
     leftovers = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "LOCAL_RANK": "3"}
     done = subprocess.run(
@@ -248,7 +236,7 @@ def test_the_demo_prints_what_the_readme_says() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     # `make` runs it by the Python of .venv; its commands can be pasted from the root of the clone.
     typed = done.stdout.replace(f" {without_numpy.python()} ", " .venv/bin/python ")
-    check_quote(named(README, "demo"), f"$ make demo\n{typed}")
+    check_quote(named(LIBRARY, "demo"), f"$ make demo\n{typed}")
     (accuracy,) = re.findall(r"^final test accuracy: (\d\.\d+)$", done.stdout, re.MULTILINE)
     assert float(accuracy) >= 0.95
     assert len(set(re.findall(r"found rank 0 at (127\.0\.0\.1:\d+) in", done.stdout))) == 1
@@ -297,12 +285,6 @@ def test_the_progress_line_is_that_of_the_source() -> None:
     shown = line("ada-resnet", Situation(diagnostics=Diagnostics(), status=status, connected=True), 12)
     assert f"`{shown}`" in read(README)
     assert f"\n{shown}\n" in read(SETTINGS)
-
-
-def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
-    samples = json.loads((ROOT / "benchmarks" / "results" / "torchrun.json").read_text(encoding="utf-8"))["samples"]
-    ours, theirs = (f"{statistics.median(samples[name]):.2f} s" for name in ("mingle", "c10d"))
-    assert f"after {ours} with mingle and after {theirs} with `c10d`" in read(README)
 
 
 def test_the_reference_is_that_of_the_docstrings() -> None:
