@@ -45,7 +45,7 @@ def project_url(root: str) -> str | None:
 
 def urls(url: str) -> dict[str, str]:
     """Return the links of the project's page on a package index."""
-    pages = {"Documentation": "docs/index.md", "Changelog": "CHANGELOG.md"}
+    pages = {"Documentation": "docs/README.md", "Changelog": "CHANGELOG.md"}
     return {
         "Source": url,
         **{name: f"{url}/blob/HEAD/{path}" for name, path in pages.items()},

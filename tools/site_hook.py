@@ -1,8 +1,9 @@
 """What the site needs beside docs/: the documents at the top of the repository, the examples, and links between them.
 
 In the repository a page links to ``../CHANGELOG.md`` and a document at the top to ``docs/cli.md``. In the site all
-pages lie in one folder. README is not among them: its place is taken by index.md. A page of the site loads nothing from
-elsewhere: mermaid is part of it, and the link to the repository asks no code host for its stars.
+pages lie in one folder, and README is index.md. docs/README.md, the list of pages, is the site's navigation. A page of
+the site loads nothing from elsewhere: mermaid is part of it, and the link to the repository asks no code host for its
+stars.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def on_files(files: Files, config: Any) -> Files:
 
     for name in DOCUMENTS:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    files.append(File.generated(config, HOME, abs_src_path=str(ROOT / "README.md")))
     files.append(File.generated(config, "assets/site.css", abs_src_path=str(STYLE)))
     if MERMAID.exists():
         files.append(File.generated(config, "assets/mermaid.min.js", abs_src_path=str(MERMAID)))
@@ -68,7 +70,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = re.sub(r"^( *```\w+) .+$", r"\1", markdown, flags=re.MULTILINE)
     if page.file.src_uri == HOME:
         page.meta["hide"] = ["navigation", "toc"]
-    if page.file.src_uri in DOCUMENTS:
+        markdown = markdown.replace("[All pages](docs/README.md) · ", "")
+    if page.file.src_uri in (HOME, *DOCUMENTS):
         markdown = markdown.replace("](docs/", "](")
         # What else the repository has is no page.
         markdown = re.sub(r"\[([^\]]*)\]\((?!https?:)[\w.-]+/[^)]*\)", r"\1", markdown)

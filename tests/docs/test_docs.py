@@ -44,7 +44,6 @@ from tools import build_reference
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
 LIBRARY = ROOT / "docs" / "library.md"
-QUICKSTART = ROOT / "docs" / "quickstart.md"
 TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
 SETTINGS = ROOT / "docs" / "settings.md"
 TESTS = ROOT / "tests" / "README.md"
@@ -75,18 +74,17 @@ def two_ranks(block: Block) -> list[Rank]:
 def test_python_blocks_run_on_two_ranks() -> None:
     pages = [path for path in PAGES if path != FRAMEWORKS]
     examples = [block for path in pages for block in blocks(path) if block.language == "python"]
-    examples.remove(named(QUICKSTART, "torchrun"))  # torchrun starts it
     assert len(examples) >= 7
     results = run_ranks({str(block): two_ranks(block) for block in examples})
     for name, ranks in results.items():
         assert [status for status, _ in ranks] == [0, 0], f"{name}:\n" + "\n".join(out for _, out in ranks)
 
 
-def test_the_library_prints_what_the_quickstart_says() -> None:
+def test_the_library_prints_what_its_page_says() -> None:
     typed = re.findall(
-        r"^\$ RANK=(\d) WORLD_SIZE=2 python library\.py\n(.*\n)", named(QUICKSTART, "ranks").text, re.MULTILINE
+        r"^\$ RANK=(\d) WORLD_SIZE=2 python library\.py\n(.*\n)", named(LIBRARY, "ranks").text, re.MULTILINE
     )
-    script = named(QUICKSTART, "library").text
+    script = named(LIBRARY, "library").text
     ranks = [Rank({"RANK": rank, "WORLD_SIZE": "2"}, script) for rank, _ in typed]
     assert run_ranks({"quick": ranks})["quick"] == [(0, printed) for _, printed in typed]
     assert len(typed) == 2
@@ -326,7 +324,7 @@ FOREIGN = {
     *("accelerate", "mpiexec", "mpirun", "pip", "sbatch", "srun", "sudo", "systemctl", "umask", "base64", "mkdir"),
     *("uv", "."),
 }
-SCRIPTS = {"train.py": "the reader's own", "library.py": "the quickstart's", ".venv/bin/python": "made by make"}
+SCRIPTS = {"train.py": "the reader's own", "library.py": "the library page's", ".venv/bin/python": "made by make"}
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def test_help_leads_to_the_documentation_where_the_distribution_names_it(
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "mingle" / "cli" / "__init__.py"))
     assert "Documentation:" not in CliRunner().invoke(main, ["--help"]).output
     (tmp_path / "multinode_mingle-1.0.dist-info").mkdir()
-    url = "https://example.org/mingle/blob/HEAD/docs/index.md"
+    url = "https://example.org/mingle/blob/HEAD/docs/README.md"
     metadata = f"Name: multinode-mingle\nProject-URL: Source, https://example.org\nProject-URL: Documentation, {url}\n"
     (tmp_path / "multinode_mingle-1.0.dist-info" / "METADATA").write_text(metadata)
     assert CliRunner().invoke(main, ["--help"]).output.endswith(f"Documentation: {url}\n")
