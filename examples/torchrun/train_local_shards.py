@@ -4,8 +4,8 @@ The same line on every machine, in any order:
 
     torchrun --rdzv-backend=mingle --rdzv-id=table --nnodes=3 --nproc-per-node=2 --max-restarts=3 train_local_shards.py
 
-A new start of all machines gives each machine the ranks that it had (docs/torchrun.md), so each rank reads its shard from
-its own disk. After the loss of a machine ranks can move: then the shards that are elsewhere are sent once.
+A new start of all machines gives each machine the ranks that it had (docs/torchrun.md), so each rank reads its shard
+from its own disk. After the loss of a machine ranks can move: then the shards that are elsewhere are sent once.
 """
 
 from __future__ import annotations

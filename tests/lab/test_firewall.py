@@ -1,4 +1,4 @@
-"""Hosts that drop by default: the lines that a message, or docs/security.md, prints are pasted, and the job forms."""
+"""Hosts that drop by default: lines that a message or docs/administrators.md prints are pasted, and the job forms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .test_run import SECONDS, start
 from .torchrun_jobs import jobs
 
 pytestmark = pytest.mark.timeout(300)
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs" / "administrators.md"
 BY_DEFAULT = """
 table inet nu2 {
 chain cinput { type filter hook input priority 0; policy drop; iifname lo accept; ct state established,related accept; }

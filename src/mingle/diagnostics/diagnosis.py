@@ -465,7 +465,7 @@ def open_firewall(facts: Facts) -> str:
     if facts.chains:
         return (
             f"allow {what} between this host and {where} in the chain that drops them: `nft list ruleset` shows the "
-            "chains, docs/security.md the rules"
+            "chains, docs/administrators.md the rules"
         )
     return f"look for the rule as root, which prints the lines to paste ({what} must pass):\n{LOOK_AS_ROOT}"
 
