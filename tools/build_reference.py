@@ -1,5 +1,7 @@
 """docs/reference.md, made from the docstrings: ``python tools/build_reference.py`` writes it, a test compares it.
 
+What stands below the mark is typed by hand.
+
 A page that anybody can read where it lies, on a code host or in the site, and no plug-in of either.
 """
 
@@ -18,8 +20,9 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "reference.md"
 INTRODUCTION = """\
 # API reference
 
-All public names of the package. [Compatibility](compatibility.md) says what a version number covers.
+All public names of the package. [Compatibility](#compatibility) says what a version number covers.
 """
+END = "\n<!-- made from the docstrings: end -->\n"
 LIGHTNING = "mingle.lightning.MingleEnvironment"
 
 
@@ -43,7 +46,7 @@ def page() -> str:
         f"## {LIGHTNING}\n\nThe [plug-in for Lightning](frameworks.md#lightning). It takes the arguments of "
         "`mingle.discover`.\n"
     ]
-    return "\n".join(parts)
+    return "\n".join(parts) + END + DOCUMENT.read_text(encoding="utf-8").partition(END)[2]
 
 
 def _signature(function: Callable[..., mingle.Job]) -> str:

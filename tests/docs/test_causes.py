@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.support.causes import LADDERS, Row, table
+from tests.support.causes import LADDERS, Row
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "causes.md"
 ROWS = [pytest.param(who, row, id=f"{who}: {row.observed}") for who, (_, rows) in LADDERS.items() for row in rows]
 
 
@@ -16,7 +13,3 @@ ROWS = [pytest.param(who, row, id=f"{who}: {row.observed}") for who, (_, rows) i
 def test_the_cause_that_is_named(who: str, row: Row) -> None:
     names, _ = LADDERS[who]
     assert row.cause in names(row)
-
-
-def test_the_document_shows_the_table() -> None:
-    assert table() in DOCUMENT.read_text(encoding="utf-8")

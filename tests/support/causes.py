@@ -1,6 +1,6 @@
 """The table of causes: what was observed, and the likely cause that each ladder names for it.
 
-``docs/causes.md`` shows it, ``tests/docs/test_causes.py`` runs each row.
+``tests/docs/test_causes.py`` runs each row. The first row that applies counts.
 """
 
 from __future__ import annotations
@@ -995,18 +995,3 @@ LADDERS: Mapping[str, tuple[Callable[[Row], str], tuple[Row, ...]]] = {
     "`mingle-discover list`": (list_names, LIST),
     "`mingle-discover ping`": (ping_names, PING),
 }
-
-
-def table() -> str:
-    """The rows as they stand in the document."""
-    lines = [
-        "## Which cause an error names",
-        "",
-        "A failed check can be named as the cause whatever was heard. A check that warns is reported as a remark",
-        "(`on this machine: …`); it is named as the cause only if it can explain silence and no process was heard, or",
-        "why a process that was heard is not reached. The first row that applies counts.",
-    ]
-    for who, (_, rows) in LADDERS.items():
-        lines += ["", f"| observed by {who} | likely cause named |", "|---|---|"]
-        lines += [f"| {row.observed} | {row.cause} |" for row in rows]
-    return "\n".join(lines) + "\n"

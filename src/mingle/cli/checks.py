@@ -277,7 +277,7 @@ def judge(pings: PingMachine, facts: Facts) -> list[Finding]:
 
 
 def why_unheard(findings: list[Finding]) -> tuple[str, str]:
-    """Return the first likely cause that applies, with its fix. docs/causes.md lists all causes."""
+    """Return the first likely cause that applies, with its fix."""
     # A ping about another job shows that this machine hears others, so no check's warning explains the silence.
     sure = [each for each in findings if each.status is CheckStatus.FAIL or each.name in ("job", "version")]
     for finding in (*sure, *(each for each in findings if each.explains_silence)):

@@ -65,7 +65,7 @@ def list_(shared: Shared, fail_if_empty: bool) -> None:
 
 
 def why_no_job(facts: NetworkFacts) -> tuple[str, str]:
-    """Return the first likely cause that applies, with its fix. docs/causes.md lists all causes."""
+    """Return the first likely cause that applies, with its fix."""
     otherwise = (
         f"no job runs here, or no multicast passes ({', '.join(facts.interfaces)}; UDP port {facts.port})",
         "name hosts with --peers, or another interface with -i; `mingle-discover doctor` looks for the reason.",

@@ -115,7 +115,7 @@ def test_a_collective_that_fails_alone_tells_what_showed_the_pairs(backend: str,
 
 def test_each_kind_of_fault_is_tried_and_is_on_the_page() -> None:
     assert {kind for _, expected in FAULTS.values() for kind, _ in expected} == KINDS
-    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
     assert [kind for kind in KINDS if f"`{kind}`" not in page] == []
 
 

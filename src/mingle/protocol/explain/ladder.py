@@ -2,7 +2,7 @@
 
 `LADDER` is an ordered table. Each rung takes the :class:`~mingle.protocol.explain.observations.Situation` and returns a
 cause or None, and holds in some stages of a job. Ranks, agents and ``mingle-discover`` climb the same one, for the
-progress line, for the error at the deadline and for ``--json``. docs/causes.md has the table in words.
+progress line, for the error at the deadline and for ``--json``.
 
 A check of this machine that fails is certain to break things. A check that only warns is named last, and only if no
 process was heard. The texts call a member by its `ProcessInfo.unit`: a rank, or a node where ``mingle-run`` numbers
