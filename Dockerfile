@@ -1,4 +1,4 @@
-# An image with mingle, torch and examples/ddp_train.py. docs/compose.md tells how to use it and what to change.
+# An image with mingle, torch and examples/ddp_train.py. docs/containers.md tells how to use it and what to change.
 #
 # No syntax line, no RUN --mount: the builder of Docker 20.10 must do, and no image but the base is pulled.
 

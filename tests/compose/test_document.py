@@ -1,4 +1,4 @@
-"""docs/compose.md tells of what is there."""
+"""docs/containers.md tells of what is there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from .project import ROOT, MakeProject
 
-TEXT = (ROOT / "docs" / "compose.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "containers.md").read_text(encoding="utf-8")
 COMPOSE_FILE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 
 
