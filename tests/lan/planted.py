@@ -83,11 +83,13 @@ def remember_for_ever(genuine: Any, registrar: Registrar, conn: int, now: float)
 
 def once_all_have_ever(right: bool, registrar: Registrar, state: State) -> bool:
     waits = isinstance(state, Acknowledging) and not registrar.held
-    return right or (waits and state.awaited <= _ACKNOWLEDGED.get(registrar, set()))
+    ever = _ACKNOWLEDGED.get(registrar, set())
+    return right or (waits and all(seat.member in ever for seat in registrar.seats.behind(state.barrier)))
 
 
 def without_the_last(right: bool, registrar: Registrar, state: State) -> bool:
-    return right or (isinstance(state, Acknowledging) and not registrar.held and len(state.awaited) == 1)
+    waits = isinstance(state, Acknowledging) and not registrar.held
+    return right or (waits and len(registrar.seats.behind(state.barrier)) == 1)
 
 
 def awaits_acks(registrar: Registrar, event: str, reason: str, now: float) -> bool:
@@ -99,8 +101,8 @@ def say_void_and_go_on(_: Any, registrar: Registrar, event: str, reason: str, no
     assert isinstance(state, Acknowledging)
     registrar._send_all(frames.Void(session=registrar.session, epoch=state.epoch, reason=reason))
     state.ends = now + registrar.admission.acknowledge_seconds
-    state.extended.clear()
-    state.awaited &= registrar.seats.keys()
+    for seat in registrar.seats.values():
+        seat.due = state.ends
     registrar._advance(now)
 
 

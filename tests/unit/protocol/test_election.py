@@ -481,8 +481,7 @@ def test_from_confirm_on_a_host_closes_for_nobody() -> None:
     process = Hosting(HIGH)
     (conn,) = process.dialed(1.5, LOW)
     assert process.machine.host is not None
-    awaited = {b"another member"}
-    process.machine.host.registrar.state = Confirming(epoch=1, awaited=awaited, ends=float("inf"), again=False)
+    process.machine.host.registrar.state = Confirming(epoch=1, ends=float("inf"), again=False)
     process.prove(conn)
     assert process.hosts
     assert process.dialed(9.0, LOW) == []

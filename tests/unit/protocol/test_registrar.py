@@ -464,15 +464,18 @@ def test_a_session_that_is_held_for_too_long_is_open_again(phase: type[State], m
         registrar.acknowledged(1, 4.0)
         registrar.acknowledged(2, 4.0)
     registrar.port.take()
-    due = registrar.next_timer()
+    due: float | None = 0.0
+    while phase_of(registrar) is phase:
+        due = registrar.next_timer()
+        assert due is not None
+        registrar.handle_timer(due)
     assert due == {Confirming: 1.0 + 12.0, Acknowledging: 3.0 + ACKNOWLEDGE_SECONDS}[phase]
-    registrar.handle_timer(due)
     decided = registrar.port.take()
     for conn in (1, 2):
         (void,) = told(decided, conn, frames.Void)
         assert "held by another session" in void.reason
     assert phase_of(registrar) is Open
-    registrar.advance(due + 1.0, held=False)
+    registrar.advance(20.0, held=False)
     assert phase_of(registrar) is Confirming
 
 

@@ -5,13 +5,14 @@ Only the registrar moves a session from one to the next (:mod:`mingle.protocol.s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from msgspec import Struct, field
 
 from mingle.protocol.session.mesh_proof import Proof
+from mingle.protocol.session.seats import Stage
 from mingle.protocol.states import Transitions
 from mingle.wire import frames
 
@@ -20,6 +21,8 @@ class Unsealed(Struct):
     """A state in which members come and go, and none has a place in the job."""
 
     sealed: ClassVar[bool] = False
+    barrier: ClassVar[Stage] = Stage.SEATED
+    """The stage to which all members have to come before the next state."""
     places: ClassVar[Mapping[bytes, frames.Place]] = MappingProxyType({})
     phase: ClassVar[str] = "confirming"
     """The name of the state in STATUS."""
@@ -37,26 +40,13 @@ class Open(Unsealed):
 class Confirming(Unsealed):
     """Every member was sent CONFIRM."""
 
-    awaited: set[bytes]
-    """The members that have not confirmed."""
+    barrier: ClassVar[Stage] = Stage.CONFIRMED
     ends: float
-    """By when they must."""
+    """By when they must have confirmed."""
     again: bool
     """Whether they are asked for the second time, since they shared no address of the host."""
     proof: Proof | None = None
     """What is known of the mesh on the network that was chosen beforehand; None: no mesh is proved."""
-
-    def confirmed(self, member: bytes, failures: Iterable[frames.Failure], blocked: frames.Blocked | None) -> None:
-        """Take note that a member, or the host, has confirmed.
-
-        Args:
-            member: that has confirmed.
-            failures: the targets that it could not reach.
-            blocked: what it has found out about its machine.
-        """
-        self.awaited.discard(member)
-        if self.proof is not None:
-            self.proof.add(member, failures, blocked, unconfirmed=self.awaited)
 
 
 class Apart(Unsealed):
@@ -88,6 +78,7 @@ class Placed(Struct):
     """A state in which the members are fixed, but for latecomers, and have their places in the job."""
 
     sealed: ClassVar[bool] = True
+    barrier: ClassVar[Stage] = Stage.SEATED
     phase: ClassVar[str]
     epoch: int
     places: dict[bytes, frames.Place]
@@ -126,26 +117,12 @@ class Stored(Placed):
 class Acknowledging(Stored):
     """Every member was sent SEALED."""
 
+    barrier: ClassVar[Stage] = Stage.ACKNOWLEDGED
     phase: ClassVar[str] = "sealed"
-    awaited: set[bytes]
-    """The members that have not acknowledged."""
     ends: float
-    """By when they must, but for those that have said that they are still trying to reach the store."""
+    """When the first of those that are awaited can be overdue."""
     ask_at: float
     """When those that are awaited are asked whether they are."""
-    began: float
-    """When SEALED was sent."""
-    extended: dict[bytes, float] = field(default_factory=dict)
-    """By when each of these must."""
-    asked_again: dict[bytes, float] = field(default_factory=dict)
-    """The members that have acknowledged long ago and were asked whether they are still there, each with when."""
-    bound_at: dict[bytes, float] = field(default_factory=dict)
-    """A moment at which each of those that have answered was certainly in this session."""
-
-    @property
-    def due(self) -> float:
-        """When the time of a member that is awaited is over."""
-        return min((self.extended.get(member, self.ends) for member in self.awaited), default=self.ends)
 
 
 class Committed(Stored):

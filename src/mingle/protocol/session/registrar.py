@@ -63,7 +63,7 @@ from mingle.protocol.session.roster import (
     whos,
 )
 from mingle.protocol.session.seating import place, reach_matrix
-from mingle.protocol.session.seats import Challenge, Challenges, HostSeat, Seated, Seats, rank_taken
+from mingle.protocol.session.seats import Challenge, Challenges, HostSeat, Seated, Seats, Stage, rank_taken
 from mingle.protocol.states import transition
 from mingle.text import few
 from mingle.wire import frames
@@ -167,9 +167,9 @@ class Registrar:
     def status(self) -> frames.Status:
         """Return the state of the session, for people."""
         state, seats = self.state, self.seats
-        awaited = state.awaited if isinstance(state, (Confirming, Acknowledging)) else set()
+        behind = seats.behind(state.barrier)
         proof = state.proof if isinstance(state, Confirming) else None
-        unconfirmed = (rank_of(seats[member], state.places) for member in awaited)
+        unconfirmed = (rank_of(seat, state.places) for seat in behind)
         agents = whos(seats, state.places)[:NAMED_AGENTS] if self.admission.takes_latecomers else []
         return frames.Status(
             joined=len(seats),
@@ -183,7 +183,7 @@ class Registrar:
             present=tuple(str(who)[:REMEMBERED_TEXT] for who in agents),
             lacks=self.admission.lacks(),
             hosts="" if seats.is_full else hosts(seats),
-            unanswered="" if proof is None else mesh_report.unanswered(proof, awaited),
+            unanswered="" if proof is None else mesh_report.unanswered(proof, {seat.member for seat in behind}),
             seated=b"".join(each[: frames.SEATED_ID_BYTES] for each in seats)
             if len(seats) <= frames.MAX_SEATED
             else b"",
@@ -201,7 +201,7 @@ class Registrar:
     def status_version(self) -> tuple[object, ...]:
         """Return a value that changes whenever the status changes."""
         state, history = self.state, self.history
-        awaited = frozenset(state.awaited) if isinstance(state, (Confirming, Acknowledging)) else frozenset()
+        awaited = tuple(seat.member for seat in self.seats.behind(state.barrier))
         gone = tuple(history.departures), tuple(history.refusals), frozenset(self.seats.departed_ranks)
         proof = state.proof if isinstance(state, Confirming) else None
         unanswered = () if proof is None else tuple(proof.unanswered)
@@ -377,8 +377,21 @@ class Registrar:
             self._latecomers.confirmed(latecomer, conn, state, frame, now)
         elif seat is not None and isinstance(state, Confirming):
             seat.paths = frame.paths
-            state.confirmed(seat.member, frame.failures, frame.blocked)
-            self._advance(now)
+            self._confirmed(state, seat, frame.failures, frame.blocked, now)
+
+    def _confirmed(
+        self,
+        state: Confirming,
+        seat: Seated,
+        failures: Sequence[frames.Failure],
+        blocked: frames.Blocked | None,
+        now: float,
+    ) -> None:
+        seat.stage = Stage.CONFIRMED
+        if state.proof is not None:
+            unconfirmed = {each.member for each in self.seats.behind(Stage.CONFIRMED)} if failures else ()
+            state.proof.add(seat.member, failures, blocked, unconfirmed=unconfirmed)
+        self._advance(now)
 
     def counts(self, epoch: int) -> bool:
         """Return whether an answer of this epoch counts: one of a voided epoch can still be on its way."""
@@ -390,8 +403,7 @@ class Registrar:
         """Handle the end of the host's own part in the proof of the mesh."""
         state = self.state
         if isinstance(state, Confirming) and self.counts(epoch):
-            state.confirmed(self.seats.host.member, failures, blocked)
-            self._advance(now)
+            self._confirmed(state, self.seats[self.seats.host.member], failures, blocked, now)
 
     def acknowledged(self, conn: int, now: float) -> None:
         """Handle ACK: a member has reached the store.
@@ -404,7 +416,7 @@ class Registrar:
             self._latecomers.acknowledged(latecomer, conn, state, now)
         elif seat is not None and isinstance(state, Acknowledging):
             self.admission.acknowledged(seat.member, now)
-            state.awaited.discard(seat.member)
+            seat.stage = Stage.ACKNOWLEDGED
             self._advance(now)
 
     def hosts_itself(self, conn: int, now: float) -> None:
@@ -451,11 +463,9 @@ class Registrar:
         if not isinstance(state, Acknowledging):
             return
         if proving and self.admission.waits_for_proofs:
-            state.extended[seat.member] = now + self.admission.acknowledge_seconds
-        if asked_at >= state.asked_again.get(seat.member, float("inf")):
-            del state.asked_again[seat.member]
-            state.bound_at[seat.member] = asked_at
-            state.awaited.discard(seat.member)
+            seat.due = now + self.admission.acknowledge_seconds
+        if seat.stage is Stage.DOUBTED and asked_at >= seat.bound_at:
+            seat.stage, seat.bound_at = Stage.ACKNOWLEDGED, asked_at
             self._advance(now)
 
     def ready(self, conn: int) -> None:
@@ -487,10 +497,8 @@ class Registrar:
             since=state.since,
             store_port=port,
             store_token=token,
-            awaited=set(self.seats),
             ends=now + self.admission.acknowledge_seconds,
             ask_at=now + self.admission.acknowledge_seconds / 2,
-            began=now,
         )
         self.state = transition(TRANSITIONS, state, "the store is open", acknowledging)
         self.admission.seal()
@@ -498,9 +506,10 @@ class Registrar:
         digest = roster_digest(self.roster())
         for member, seat in self.seats.items():
             self.admission.sealed(member, now)
+            seat.stage, seat.due, seat.bound_at = Stage.SEALED, acknowledging.ends, now
             if seat.conn is None:
                 self.admission.acknowledged(member, now)
-                acknowledging.awaited.discard(member)
+                seat.stage = Stage.ACKNOWLEDGED
             else:
                 self._port.send(
                     seat.conn, acknowledging.frame(self.session, acknowledging.places[member], digest, self.unproved)
@@ -518,8 +527,8 @@ class Registrar:
                 times.append(self.admission.due)
             case Confirming(ends=ends) | HandingOver(ends=ends):
                 times.append(ends)
-            case Acknowledging(awaited=awaited, ask_at=ask_at, due=due):
-                times += [due, ask_at] if awaited else [due]
+            case Acknowledging(ask_at=ask_at, ends=ends):
+                times += [ask_at, ends]
             case Apart(again_at=again_at):
                 times.append(again_at)
             case Committed(lost=lost):
@@ -536,22 +545,15 @@ class Registrar:
             if holder is not None and holder.conn is not None:
                 self._drop(holder.conn, "it did not answer when another process claimed its seat", now)
         state = self.state
-        if isinstance(state, Confirming | Acknowledging) and not state.awaited and now >= state.ends:
-            # Open again, it can close for the other session.
-            self._void(HELD, "this job is held by another session", now)
-        elif isinstance(state, Confirming) and now >= state.ends:
-            self._drop_late(state, now)
+        if isinstance(state, Confirming | Acknowledging) and now >= state.ends:
+            self._overdue(state, now)
         elif isinstance(state, Apart) and now >= state.again_at:
             self._ask_to_confirm("the pause is over", now, again=True)
-        elif isinstance(state, Acknowledging) and now >= state.due:
-            silent = few((self.seats[member].who for member in sorted(state.awaited)), "; ")
-            lack = f"no acknowledgement within {self.admission.acknowledge_seconds:.0f} s from {silent}"
-            self._void("not all have acknowledged in time", lack, now)
         elif isinstance(state, Acknowledging) and now >= state.ask_at:
             state.ask_at = now + self.admission.acknowledge_seconds / 2
-            for member in sorted(state.awaited) if self.admission.waits_for_proofs else ():
-                if (asked := self.seats[member].conn) is not None:
-                    self._port.ping(asked, now)
+            for seat in self.seats.behind(state.barrier) if self.admission.waits_for_proofs else ():
+                if seat.conn is not None:
+                    self._port.ping(seat.conn, now)
         elif isinstance(state, HandingOver) and now >= state.ends:
             if state.leader not in self.seats:
                 self.unreached.add(state.leader)
@@ -561,12 +563,23 @@ class Registrar:
                 self._member_lost(state, self.seats[member])
         self._advance(now)
 
-    def _drop_late(self, state: Confirming, now: float) -> None:
-        """Drop the members that have not confirmed in time."""
-        state.ends = now + CONFIRM_AGAIN_SECONDS  # for this host itself, if it alone still dials
-        for seat in [each for each in self.seats.others() if each.member in state.awaited]:
-            assert seat.conn is not None
-            self._drop(seat.conn, "it did not confirm in time", now)
+    def _overdue(self, state: Confirming | Acknowledging, now: float) -> None:
+        """Drop the members that have not confirmed in time, or void the epoch without the ACK of a member."""
+        behind = self.seats.behind(state.barrier)
+        if not behind:
+            # Open again, it can close for the other session.
+            self._void(HELD, "this job is held by another session", now)
+        elif isinstance(state, Confirming):
+            state.ends = now + CONFIRM_AGAIN_SECONDS  # for this host itself, if it alone still dials
+            for seat in behind:
+                if seat.conn is not None:
+                    self._drop(seat.conn, "it did not confirm in time", now)
+        elif any(now >= seat.due for seat in behind):
+            silent = few((seat.who for seat in behind), "; ")
+            lack = f"no acknowledgement within {self.admission.acknowledge_seconds:.0f} s from {silent}"
+            self._void("not all have acknowledged in time", lack, now)
+        else:
+            state.ends = min(seat.due for seat in behind)
 
     # --- from state to state -----------------------------------------------------------------------------------------
 
@@ -577,7 +590,7 @@ class Registrar:
         if self.may_seal(self.state):
             self._seal(self.state, now)
         if self.may_go(self.state):
-            if loose := self._loose(self.state, now):
+            if loose := self._loose(now):
                 self._ask_again(self.state, loose, now)
             elif self.admission.can_go(now):
                 self._go(self.state, now)
@@ -586,7 +599,7 @@ class Registrar:
         if isinstance(self.state, Committed):
             self._latecomers.ask(self.state, now)
 
-    def _loose(self, state: Acknowledging, now: float) -> list[Seated]:
+    def _loose(self, now: float) -> list[Seated]:
         """Return the members that can have given this session up since they acknowledged, and gone to another one.
 
         A member whose connection broke stays with the session for a while. This host can have been stopped for longer,
@@ -595,23 +608,22 @@ class Registrar:
         if self.admission.takes_latecomers:
             return []  # leases tell
         since = now - RETURN_SECONDS
-        return [seat for seat in self.seats.others() if state.bound_at.get(seat.member, state.began) <= since]
+        return [seat for seat in self.seats.others() if seat.bound_at <= since]
 
     def _ask_again(self, state: Acknowledging, loose: Sequence[Seated], now: float) -> None:
+        state.ends = now + self.admission.acknowledge_seconds
         for seat in loose:
             assert seat.conn is not None
-            state.awaited.add(seat.member)
-            state.extended[seat.member] = now + self.admission.acknowledge_seconds
-            state.asked_again[seat.member] = now
+            seat.stage, seat.bound_at, seat.due = Stage.DOUBTED, now, state.ends
             self._port.ping(seat.conn, now)
 
     def may_seal(self, state: State) -> TypeGuard[Confirming]:
         """Return whether all members have confirmed."""
-        return isinstance(state, Confirming) and not state.awaited and not self.held
+        return isinstance(state, Confirming) and self.seats.have_come_to(state.barrier) and not self.held
 
     def may_go(self, state: State) -> TypeGuard[Acknowledging]:
         """Return whether all members have acknowledged."""
-        return isinstance(state, Acknowledging) and not state.awaited and not self.held
+        return isinstance(state, Acknowledging) and self.seats.have_come_to(state.barrier) and not self.held
 
     def next_epoch(self) -> int:
         """Return the number of the next epoch, which was never used in this session."""
@@ -621,14 +633,15 @@ class Registrar:
         if isinstance(self.state, Open):
             self._network.restart()  # the members may be others now
         seats, proof, epoch = self.seats, self._network.next_proof(now), self.next_epoch()
-        # The host has no question to answer, but its own targets to dial.
-        awaited = set(seats) if proof is not None else seats.keys() - {seats.host.member}
-        confirming = Confirming(epoch, awaited, now + self.admission.confirm_seconds, again, proof=proof)
+        confirming = Confirming(epoch, now + self.admission.confirm_seconds, again, proof=proof)
         self.state = transition(TRANSITIONS, self.state, event, confirming)
+        # The host has no question to answer, but its own targets to dial.
+        seats[seats.host.member].stage = Stage.CONFIRMED if proof is None else Stage.ASKED
         plain = frames.Confirm(session=self.session, epoch=epoch)
         for seat in seats.others():
-            if seat.conn is not None:
-                self._port.send(seat.conn, plain if proof is None else proof.asked_of(seat.member, plain))
+            assert seat.conn is not None
+            seat.stage = Stage.ASKED
+            self._port.send(seat.conn, plain if proof is None else proof.asked_of(seat.member, plain))
         if proof is not None:
             self._port.prove_mesh(epoch, proof, now)
 
@@ -756,6 +769,8 @@ class Registrar:
         )
         self.state = transition(TRANSITIONS, state, "all have acknowledged", committed)
         self.admission.formed()
+        for seat in self.seats.values():
+            seat.stage = Stage.IN
         self._send_all(frames.Go(session=self.session, epoch=state.epoch))
         for challenge in self._challenges.take_all():
             # The member in the seat has acknowledged, which answers the challenge, too.
@@ -769,6 +784,8 @@ class Registrar:
             self.state = transition(TRANSITIONS, self.state, event, opened)
             if event != DOES_NOT_LEAD:
                 self.unreached.clear()
+            for seat in self.seats.values():
+                seat.stage = Stage.SEATED
             self._send_all(
                 frames.Void(session=self.session, epoch=opened.epoch, reason=reason[: frames.MAX_TEXT_CHARACTERS])
             )

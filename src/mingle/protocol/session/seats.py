@@ -7,6 +7,7 @@ becomes a :class:`Challenge`: it waits until the holder of the seat has shown th
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -21,6 +22,22 @@ CLAIM_BYTES = 5
 """The length of an order that is a node rank given by hand. A launcher's is longer, and several nodes can have it."""
 
 
+class Stage(enum.IntEnum):
+    """How far the holder of a seat has come in the present epoch. A VOID takes it back to the first stage."""
+
+    SEATED = 0
+    ASKED = 1
+    """It was sent CONFIRM."""
+    CONFIRMED = 2
+    SEALED = 3
+    """It was sent SEALED."""
+    DOUBTED = 4
+    """It acknowledged so long ago that it can have left the session since, and is asked whether it has."""
+    ACKNOWLEDGED = 5
+    IN = 6
+    """It was sent GO."""
+
+
 class Seated(Struct):
     """A member that has a seat, or a latecomer."""
 
@@ -31,6 +48,11 @@ class Seated(Struct):
     paths: tuple[frames.Path, ...] = ()
     token: bytes = field(default_factory=new_token)
     """Only the process that knows it comes back into the seat; the host tells it to the holder in JOINED."""
+    stage: Stage = Stage.SEATED
+    due: float = float("inf")
+    """By when it must have acknowledged."""
+    bound_at: float = float("-inf")
+    """A moment after SEALED at which it was certainly in this session; or, in DOUBTED, when it was asked."""
     done: bool = False
     """Whether it has sent READY or LEAVE: the end of its connection is no loss from then on."""
     joined_at: float = float("-inf")
@@ -147,6 +169,15 @@ class Seats(dict[bytes, Seated]):
     def others(self) -> list[Seated]:
         """Return the members without the host."""
         return [seat for seat in self.values() if seat.member != self.host.member]
+
+    def behind(self, stage: Stage) -> list[Seated]:
+        """Return the members that have not come to a stage."""
+        return [seat for seat in self.values() if seat.stage < stage]
+
+    def have_come_to(self, stage: Stage) -> bool:
+        """Return whether all members have come to a stage: the barrier before the next one."""
+        # The members come in about the order of their seats, so the search for one that is awaited begins at the end.
+        return all(seat.stage >= stage for seat in reversed(self.values()))
 
     def in_order(self) -> list[Seated]:
         """Return the members, the host first and the others in order: so ranks are assigned."""
