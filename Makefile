@@ -80,6 +80,11 @@ test-all: ## run all tests: the quick ones, then the slow ones
 soak: $(DEV_READY) ## repeat the scenarios as often as the promises count; the log is soak.log
 	MINGLE_SOAK=1 $(PYTEST) -m soak --verbose --durations=0 --timeout=3600 $(PYTEST_ARGS) 2>&1 | tee --append soak.log
 
+ROOM ?= wire
+.PHONY: mutants
+mutants: $(DEV_READY) ## which tests notice small mistakes in a room of src/mingle, and which never do: make mutants ROOM=wire
+	$(BIN)/python tools/mutants.py $(ROOM) $(MUTANTS_ARGS)
+
 # v2 is a command of docker, v1 one of its own.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
