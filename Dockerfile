@@ -25,23 +25,21 @@ ARG TORCH_BUILD=cpu
 
 # What mingle and the example run on, in a layer that a change of their code leaves alone. Compiled here, on all cores,
 # because the user of the final image may not write beside the sources; some files of torch are for a newer Python and
-# fail, as under pip. wheelhouse/ may be missing, so that it comes together with a file that is there. Where netifaces cannot
-# be compiled, which multicast_expert requires by name, the requirements have netifaces-plus, with the same module.
-COPY constraints.txt pyproject.toml ./
-COPY tools/preflight.py tools/
+# fail, as under pip. wheelhouse/ may be missing, so that it comes together with a file that is there. tools/netifaces
+# needs no compiler.
+COPY constraints.txt ./
+COPY tools/netifaces/ tools/netifaces/
 COPY constraints.txt wheelhouse* wheelhouse/
 RUN python3 -m venv /opt/venv \
     && torch="$(sed -n '/^torch==/p' constraints.txt)" \
     && { { [ -n "${TORCH_BUILD}" ] && pip install ${PIP_ARGS} --no-compile "${torch}+${TORCH_BUILD}"; } \
         || pip install ${PIP_ARGS} --no-compile "${torch}"; } \
-    && python tools/preflight.py --needs examples > requirements.txt \
-    && pip install ${PIP_ARGS} --no-compile --requirement requirements.txt \
-    && pip install ${PIP_ARGS} --no-compile --no-deps multicast_expert \
+    && pip install ${PIP_ARGS} --no-compile ./tools/netifaces click msgspec multicast_expert numpy rich \
     && cd /opt/venv/lib/python3*/site-packages \
     && find . -type d -name tests -prune -exec rm -rf {} + \
     && { python -m compileall -qq -j 0 . || true; }
 
-COPY README.md LICENSE ./
+COPY README.md LICENSE pyproject.toml ./
 COPY tools/hatch_build.py tools/
 COPY src/ src/
 RUN pip wheel ${PIP_ARGS} --no-deps --wheel-dir /dist .

@@ -18,30 +18,9 @@ MERMAID := mermaid-11.17.2
 MERMAID_SHA256 := 6ad2f42c3fc26bbf9e45cbb6d11898972573ea52b33a5f4ff51952899f950ffd
 
 # The environment variable, unlike --constraint, also binds the isolated environments in which sources are built;
-# newer versions of pip read the second one for those. pip before 23.1, as in Debian 12, builds netifaces in such an
-# environment only where it is told so, and fails to make a wheel without one.
-PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_USE_PEP517=1 $(BIN)/python -m pip \
-	--disable-pip-version-check --quiet
-# `make wheels` has filled the folder, or somebody has brought it here.
-WHEELHOUSE := wheelhouse
-INSTALL := $(PIP) install $(if $(wildcard $(WHEELHOUSE)/*.whl),--find-links $(WHEELHOUSE))
-
-ANNOUNCE = echo "installing into $(VENV), for a few minutes: torch is 2.7 GB to download with CUDA, 0.2 GB for the CPU (docs/install.md)"
-
-comma := ,
-space := $() $()
-# $(call install_mingle,EXTRA …): editable, with what the extras need. Without a compiler netifaces-plus takes the place of
-# netifaces, which is required by name: --no-deps.
-define install_mingle
-	@$(BIN)/python tools/preflight.py --needs $(1) > $(VENV)/needs.txt; \
-	if grep --quiet '^netifaces-plus' $(VENV)/needs.txt; then \
-		echo "netifaces cannot be compiled here: netifaces-plus, which has the same module, takes its place"; \
-		$(INSTALL) --requirement $(VENV)/needs.txt; \
-		$(INSTALL) --no-deps multicast_expert --editable .; \
-	else \
-		$(INSTALL) --editable '.[$(subst $(space),$(comma),$(1))]'; \
-	fi
-endef
+# newer versions of pip read the second one for those.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -123,7 +102,7 @@ FUZZ_SECONDS ?= 300
 .PHONY: fuzz
 fuzz: $(DEV_READY) ## give hostile bytes to the decoders and the machines for FUZZ_SECONDS
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $$RANDOM
-	$(call install_mingle,fuzz)
+	$(INSTALL) --quiet --editable '.[fuzz]'
 	if $(BIN)/python -c 'import atheris' 2>/dev/null; then for target in plain-datagram signed-datagram echo local-message frames called calling; do \
 		PYTHONPATH=. $(BIN)/python -m tests.fuzz --guided $$target --seconds $$(($(FUZZ_SECONDS) / 14)); done; fi
 
@@ -160,11 +139,11 @@ test-torch: ## run the tests of all that touches torch on another one: make test
 		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
 
 .PHONY: wheels
-wheels: | $(BIN)/pip ## make wheels of mingle and its dependencies but torch, for machines without a compiler
-	@$(BIN)/python tools/preflight.py --wheels
-	$(PIP) wheel --no-deps --find-links $(WHEELHOUSE) --wheel-dir $(WHEELHOUSE) . \
+wheels: | $(BIN)/pip ## make wheels of mingle and its dependencies but torch, for a cluster without network or compiler
+	# pip before 23.1, as in Debian 12, can make a wheel of netifaces only in an isolated environment.
+	PIP_USE_PEP517=1 $(PIP) wheel --quiet --no-deps --wheel-dir wheelhouse . \
 		$$(sed -n -e '/^# what mingle runs on/,/^$$/p' -e '/^typing_extensions==/p' constraints.txt | grep -v -e '^#' -e '^torch==')
-	@echo "on the other machines: pip install --no-index --find-links $(WHEELHOUSE) multinode-mingle"
+	@echo "on the other machines: pip install --no-index --find-links wheelhouse multinode-mingle"
 
 .PHONY: docs
 docs: $(DOCS_READY) $(MERMAID_READY) ## make the site of the documents in site/; a broken link is an error
@@ -197,32 +176,29 @@ clean: ## remove the environment, the caches and what was built
 	rm -rf $(VENV) .venv-torch-* build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis soak.log soak.passed
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
-# --system-site-packages: take netifaces, or torch, from the system's Python.
+# --system-site-packages: take torch from the system's Python.
 VENV_ARGS ?=
 
 # pip is the last thing that venv installs: an environment without it was left half made.
 $(BIN)/pip:
-	@$(PYTHON) tools/preflight.py $(if $(findstring system-site-packages,$(VENV_ARGS)),,--venv)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "mingle needs Python 3.10 or newer: make PYTHON=python3.12 ...")'
 	@$(PYTHON) -m venv $(VENV_ARGS) $(VENV) || { \
 		echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 $(EXAMPLES_READY): pyproject.toml constraints.txt | $(BIN)/pip
-	@$(ANNOUNCE)
-	$(call install_mingle,examples)
+	$(INSTALL) --editable '.[examples]'
 	@touch $@
 
 $(DEV_READY): pyproject.toml constraints.txt | $(BIN)/pip
-	@$(ANNOUNCE)
-	$(call install_mingle,dev)
+	$(INSTALL) --editable '.[dev]'
 	@touch $@ $(EXAMPLES_READY)
 
 $(FRAMEWORKS_READY): $(DEV_READY)
-	@echo "installing the frameworks into $(VENV)"
-	$(call install_mingle,dev frameworks)
+	$(INSTALL) --editable '.[dev,frameworks]'
 	@touch $@
 
 $(BENCH_READY): $(DEV_READY)
-	$(call install_mingle,dev bench)
+	$(INSTALL) --editable '.[dev,bench]'
 	@touch $@
 
 $(DOCS_READY): constraints.txt | $(BIN)/pip
