@@ -22,10 +22,8 @@ PROGRAM = (sys.executable, "-c", "import os, time; os.write(1, b'runs at %f\\n' 
 """Hosts of the lab share the machine's clock."""
 
 TEXT = """\
-3 hosts. Measured from the last start of a command until the program, a Python that prints the time, runs on all of
-them. `mingle-run` is started on each host and assigns the node ranks. `mpirun` (Open MPI) is started on one host, and
-is told the hosts; its ssh is replaced by entering the namespace of the other host, which costs next to nothing, while
-a real ssh takes some tenths of a second."""
+3 hosts, from the last start of a command until the program runs on all. `mpirun` (Open MPI) is told the hosts; in
+place of ssh it enters the other host's namespace, which costs next to nothing."""
 
 
 def run(rounds: int) -> Comparison:

@@ -16,9 +16,8 @@ TIMEOUT = 60.0
 SERVES = "Server listening"
 
 TEXT = """\
-Two healthy hosts. `mingle-check` measures the bandwidth of each direction by Gloo's `send` and `recv`; iperf3 fills one
-TCP connection for two seconds in each direction. Both figures are the mean of the two directions. A link without a
-limit is only as fast as the processor, so the two need not agree exactly."""
+Two healthy hosts, the mean of both directions: `mingle-check` by Gloo's `send` and `recv`, iperf3 by one TCP
+connection for two seconds."""
 
 
 def run(rounds: int) -> Comparison:

@@ -45,11 +45,8 @@ threading.Event().wait()
 """
 
 TEXT = """\
-4 hosts start the same script at once, as in "A script's start", and each rank notes the time. The table shows how long
-each phase takes on rank 0 and on one member, from the end of the phase before; the first begins with the start of the
-commands. The ranks share two cores, so a phase that computes also waits for the others, and a member cannot find rank 0
-before rank 0 has reached that point. In mingle's script the marks come from the interpreter's audit events: rank 0's
-first datagram, a member's first connection, and `MASTER_PORT`, which is exported after GO."""
+The phases of "A script's start", on rank 0 and on one member; all ranks share two cores, so a phase also waits for
+the others. The marks come from the interpreter's audit events."""
 
 
 def run(rounds: int) -> Comparison:

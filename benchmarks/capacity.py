@@ -50,12 +50,8 @@ PORT = 29400
 TIMEOUT = 300.0
 
 TEXT = """\
-One host of the lab is rank 0: `mingle.discover` in a process of its own. All other ranks are the state machines of
-members, in two processes on two other hosts: each has a control connection, a real proof and a client of the TCPStore
-of its own, but no interpreter and no scan of the interfaces. Their CPU does not count. The figure is rank 0's own CPU
-from its call of `discover` until GO, which limits how many members it can carry; the last column is the part of the
-store's thread in it. The other contender is a process with nothing but a TCPStore, to which as many clients connect;
-each writes one key. The column seconds is the duration of the whole round on two cores, which the members share."""
+Rank 0's own CPU from its call of `discover` until GO. Its members are state machines on two other hosts, with real
+connections and proofs. The other contender is a TCPStore alone, to which as many clients connect."""
 
 
 def run(rounds: int) -> Comparison:

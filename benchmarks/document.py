@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks import table
 from benchmarks.plots import PICTURES
 from benchmarks.results import ROOT, Comparison
-from benchmarks.samples import median
+from benchmarks.samples import median, summarise
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 METHOD_DOCUMENT = ROOT / "docs" / "benchmarks-method.md"
@@ -132,8 +132,8 @@ SLOWER = """\
   out (`MINGLE_MESH=off`): `mingle.init` takes {mesh4} times as long with it on 4 hosts and {mesh8} on 8, and
   {mesh_last} times if seven ranks wait and rank 0 comes last, where two cores carry all 12 or 56 connections.
 - **Than a bare TCPStore with many ranks**: {scale} times as long with 1,024 ranks on two cores, torch's retries
-  included. Each rank runs some ten milliseconds of Python; the store is C++. [Scale](scale.md) has the figures for
-  ranks with a core each.
+  included. Each rank runs some ten milliseconds of Python; the store is C++. Ranks with a core each are
+  [faster](#many-ranks).
 - **Than zeroconf by full name**, which looks up one registered address and confirms nothing.
 - **Than `mpirun`**, which is told the hosts: until a program runs on three of them, `mingle-run` takes {run} s, and
   `mpirun` {mpirun} s, with an ssh that costs nothing here.
@@ -142,91 +142,77 @@ SLOWER = """\
   Most of that is already loaded where torch is.
 """
 
+MANY_RANKS = """\
+## Many ranks
+
+Seconds until all have formed the job, simulated: the real state machines on a fake network with a virtual clock, which
+loses three tenths of all datagrams, without the proof that all nodes reach each other. "With work": all ranks begin at
+one moment; each process starts in 6 ms and handles each datagram, frame or timer in 0.3 ms, three times what was
+measured.
+
+| ranks | rank 0 comes last | datagrams a minute while all wait | with work, a core each | on two cores, no loss |
+|---:|---:|---:|---:|---:|
+| 64 |  |  | 0.13 | 0.44 |
+| 100 | 0.65 | 109 |  |  |
+| 256 |  |  | 0.55 | 1.99 |
+| 1,000 | 2.24 | 103 |  |  |
+| 1,024 |  |  | 1.90 | 8.88 |
+| 4,096 |  |  | 8.66 | 38.2 |
+| 10,000 | 4.25 | 27 |  |  |
+
+Real processes that share two cores also spend time on what is not simulated: hence the 13.8 s above.
+
+### What 100,000 ranks would need
+
+The protocol's limits allow a million ranks. Rank 0's machine sets a lower limit:
+
+- **Descriptors.** Three a rank: its control connection and two of the store's. mingle raises the soft limit to the hard
+  one and warns if that is not enough; for 100,000 the hard limit (`ulimit -Hn`, `fs.nr_open`) must be above 300,000.
+- **Ports and backlog.** The listener's backlog is 4,096, capped by `net.core.somaxconn`; TCP itself repeats an attempt
+  that does not fit.
+- **One thread.** Rank 0 proves and seats each rank in Python, in well under a millisecond. If 100,000 ranks come
+  together, this can take minutes on a slow core.
+- **The store.** Torch's own figure is about 100 s for 96,000 ranks to connect to a TCPStore (its tutorial on the libuv
+  backend).
+
+So 100,000 ranks on one flat network are unsupported.
+"""
+
 METHOD = """\
 # How the benchmarks are measured
 
-[Benchmarks](benchmarks.md) has the figures; this page has their spread, their plots and the method.
+[Benchmarks](benchmarks.md) has the figures that matter to a user; this page has each comparison with its spread.
 
 `make bench` (root; Linux) measures all of this on your machine, and writes both pages and `benchmarks/results/*.json`,
-which hold every single measurement. Times from another machine mean little, so run the command on yours.
-`make bench-quick` takes less than three minutes, compares the ratios with the committed ones, and names what got
-slower.
+which hold every single measurement; `python -m benchmarks NAME` measures one comparison. `make bench-quick` names what
+got slower, in less than three minutes.
 
-Every host is a network namespace with an interface of its own on one bridge, and every rank a process of its own. Where
-a comparison speaks of fresh interpreters, each rank is a new Python in each round; in the others the ranks are forked
-from a process that has imported torch. All processes of a machine read the same monotonic clock. Contenders take
-turns, A B A B …, and each is the real package or the real torch. All sessions of mingle are proved, confirmed and
-acknowledged. The proof that all nodes reach each other is off (`MINGLE_MESH=off`), but for torchrun, a script's start,
-many ranks on one machine, two nodes that can't reach each other, and the cost of the mesh.
+Every host is a network namespace on one bridge, and every rank a process of its own, forked from one that has imported
+torch if it is not a fresh interpreter. Contenders take turns, A B A B …; each is the real package or the real torch.
+The proof that all nodes reach each other is off, but for torchrun, a script's start, many ranks on one machine, two
+nodes that can't reach each other, and the cost of the mesh.
 
-The load average of the machine is given with each comparison. Where it says SCHED_RR, other programs were running, and
-the measured processes of all contenders took precedence over them (`--realtime`). Fewer than five runs have no
-percentiles here; the results hold each run.
+Figures are medians of n runs, with the 5th and the 95th percentile if there are at least five. Compare them only within
+one comparison: each was measured at another time, under another load.
 """
 
-CUTS = """\
-## What was cut, and what was not
+TRIED = """\
+## Many ranks, simulated
 
-Profiles of rank 0 with 1,024 members (cProfile, without the store's threads; the profiler itself makes the times about
-four times as long) and of ranks that wait.
+[The table](benchmarks.md#many-ranks) is made by `python -m tests.lan late --loss 0.3 --ranks 1000 --waiting 60`, and
+with work by `python -m tests.lan crowd --ranks 1024 --cores 2` (with `PYTHONPATH=src`).
 
-- **The store's address** is chosen from what all members have reached: 0.32 of 2.7 s, mostly the parsing of addresses.
-  If only one address is left, there is nothing to compare; otherwise each address is parsed once.
-- **After each write** the selector was asked what it waits for: 0.10 of 2.7 s. Each connection now remembers it.
-- **After each frame** the host walked over the other sessions of its job, also when there was none: 0.11 of 2.7 s.
-- With these three and the joined preface below, which was reverted, rank 0 used 8 % less CPU for each of 256 members:
-  0.54 instead of 0.58 ms, medians of four runs each, in turn, on a machine that did other work.
-- **A question for the unicast peers** was made in each turn of a loop, also without peers: 12 % of a waiting rank's
-  calls by time. It is now made only if there are peers.
-- **A full garbage collection** is due soon after the import of torch, and walks over all of torch's objects. In fresh
-  interpreters it came in rank 0's call each time, and all ranks waited for it: 94 ms of rank 0's CPU in `mingle.init`
-  with two ranks, of which the collection took 81. The collector now pauses during the call: 19 ms.
-- **A waiting rank** woke up each second for a line that a log gets every 30 s, and always asked by both IPv4 and IPv6.
-  It now wakes once before each line in a log, and at its longest interval it asks by IPv4 and IPv6 in turn: 48 turns of
-  its loop a minute instead of 99, 24 datagrams instead of 48, and a third less CPU (11.2 instead of 16.7 ms a minute,
-  one pair of runs side by side).
-- **Questions of other ranks** each made a rank wait longer before its own: 50 questions at the start of a large job
-  silenced, for seconds, the ranks that had lost the first OFFERs. Such questions now count once in half an interval.
-  For 128 nodes with 8 ranks each and 30 % loss, 12 seeds, the median fell from 1.44 to 0.85 s; where all ranks share
-  two cores the change costs 4 to 11 %.
+## Tried and left out
 
-Tried and left out:
-
-- To count every question of another rank, but only up to half a second: the nodes gained a tenth, not two fifths.
-- To join the host's preface with WELCOME in one packet, which saves one of seven writes for each member: in the
-  simulator, if one of two rank 0s did not hear the other, they no longer both failed with the conflict.
-- To let a waiting rank ask every 5 s in the end, not every 2.5 s: half as many datagrams, but an agent whose network
-  had healed once needed more than 10 s to find its job, because a running job no longer announces itself.
-
-Not tried, because the gain would be small:
-
-- To let a waiting rank recognize its own questions before it decodes them: everything after the reading of a datagram
-  was 5 % of the loop's CPU after these cuts.
-- To inherit the options of each connection from the listener, for fewer calls: about 1 % by estimate.
+- To join the host's preface with WELCOME in one packet: in the simulator, two rank 0s no longer both failed.
+- To let a waiting rank ask every 5 s in the end, not every 2.5 s: an agent whose network had healed once needed more
+  than 10 s to find its job.
 """
 
-GOALS = """\
-## The project's own goals
-
-These are limits that the developers set themselves. A missed one is work to do, or was set too low.
-"""
-
-MISSED = """\
-Why some are missed:
-
-- **CPU of a first discover**, and with it `mingle.init` beside a known address, a late worker, and rank 0 last: the
-  profile is flat. On rank 0 the import of 9 more modules takes 5 ms, and no function of mingle takes a twentieth of the
-  rest: sockets, the scan of the interfaces, frames, proofs, the store. 8 ranks share two cores here, so each
-  millisecond of a rank delays the job by up to four. If torch's clients come before its store listens, they wait for
-  half a second and more; the ratio leaves such rounds out, and the medians include them.
-- **Capacity**: of the 0.38 ms for a member, the store's own thread takes 0.09, because it reads and writes more for a
-  member than the bare store does for a client. The rest is an accepted connection, four messages read and six
-  written, and two proofs, in Python.
-- **Datagrams**: each rank asks when it starts, rank 0 announces itself six times at its start, and it answers ranks
-  that come later. With fewer datagrams, each lost one would cost more time.
-- **A waiting rank, and rank 0 after GO**, are within a few hundredths of their goals.
-- **The import of all that init needs**, without torch, consists mostly of modules that torch imports as well.
-"""
+PICTURE_ALONE = {"breakdown", "one_datagram", "micro"}
+"""Their figures are many and say little one by one."""
+RATIO_ALONE = {"mesh_cost"}
+"""Their times are those of another comparison under another load."""
 
 
 def write(ordered: Sequence[tuple[Comparison, Mapping[str, str]]], folder: Path = DOCUMENT.parent) -> list[Path]:
@@ -245,21 +231,38 @@ def _figures(ordered: Sequence[tuple[Comparison, Mapping[str, str]]]) -> str:
         parts += [RECOVERY, _cost(comparisons, RECOVERED)]
     if "broken_pair" in comparisons:
         parts += [BROKEN_PAIR, _cost(comparisons, PAIR)]
-    return "\n".join([*parts, *_slower(comparisons)])
+    return "\n".join([*parts, *_slower(comparisons), MANY_RANKS])
 
 
 def _method(ordered: Sequence[tuple[Comparison, Mapping[str, str]]]) -> str:
-    """Return the page for developers: the method, every comparison with its spread, and the goals."""
-    parts = [METHOD]
+    """Return the page for developers: the method, and every comparison with its spread."""
+    parts = [METHOD, *(f"Measured on {each}.\n" for each in dict.fromkeys(_about(about) for _, about in ordered))]
     for comparison, about in ordered:
-        parts += [f"## {comparison.title}\n", f"{comparison.text}\n", f"{table.markdown(comparison)}\n"]
-        parts += [*_picture(comparison), f"`python -m benchmarks {comparison.name}`; {_about(about)}.\n"]
-    return "\n".join([*parts, CUTS, GOALS, _goals(comparison for comparison, _ in ordered), MISSED])
+        named = f"`{comparison.name}`, load {about['load']}"
+        parts += [f"## {comparison.title}\n", f"{comparison.text}\n", *_picture(comparison)]
+        parts += [f"{': '.join(filter(None, (named, _spread(comparison))))}.\n"]
+    return "\n".join([*parts, TRIED])
+
+
+def _spread(comparison: Comparison) -> str:
+    """Return each contender's median, its spread and the number of runs; or the ratios."""
+    if comparison.name in PICTURE_ALONE:
+        return ""
+    if comparison.name in RATIO_ALONE:
+        return "; ".join(f"{kind} {table.number(value)} ×" for kind, value in comparison.ratios.items())
+    counts = {len(values) for values in comparison.samples.values()}
+    shown = []
+    for name, values in comparison.samples.items():
+        summary = summarise(values)
+        spread = f" ({table.number(summary.low)}-{table.number(summary.high)})" if len(values) >= table.FEW else ""
+        runs = f", n={len(values)}" if len(counts) > 1 else ""
+        shown.append(f"{name} {table.number(summary.median)}{spread}{runs}")
+    return f"{'; '.join(shown)} {comparison.unit}" + (f", n={counts.pop()}" if len(counts) == 1 else "")
 
 
 def _picture(comparison: Comparison) -> list[str]:
     picture = PICTURES / f"bench-{comparison.name.replace('_', '-')}.png"
-    return [f"![{comparison.title}](pictures/{picture.name})\n"] if picture.exists() else []
+    return [f"![plot](pictures/{picture.name})\n"] if picture.exists() else []
 
 
 def _cost(comparisons: Mapping[str, Comparison], questions: Questions = COST) -> str:
@@ -324,17 +327,6 @@ def _slower(comparisons: Mapping[str, Comparison]) -> list[str]:
     return [SLOWER.format(**{name: table.number(value) for name, value in figures.items()})]
 
 
-def _goals(comparisons: Iterable[Comparison]) -> str:
-    lines = ["| goal | limit | measured | |", "|---|---:|---:|---|"]
-    lines += [
-        f"| {goal.text} | {table.number(goal.limit)} {goal.unit} | {table.number(goal.value)} {goal.unit} | "
-        f"{'reached' if goal.met else '**missed**'} |"
-        for comparison in comparisons
-        for goal in comparison.goals
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def _about(about: Mapping[str, str]) -> str:
-    versions = ", ".join(f"{name} {value}" for name, value in about.items() if name not in ("cpu", "kernel", "load"))
-    return f"{about['cpu']}, {about['kernel']}, {versions}; load average before the run {about['load']}"
+    """Return the machine and the versions that all comparisons have."""
+    return f"{about['cpu']}, {about['kernel']}, python {about['python']}, torch {about['torch']}"

@@ -9,10 +9,8 @@ from benchmarks.samples import median
 RANKS = 8
 
 TEXT = """\
-8 ranks on one machine, each in a fresh interpreter, started anew for each round, which has imported torch and mingle;
-all begin at one moment. The figure is the CPU of a rank from its call of `discover` until GO: what mingle still
-imports, its sockets, the scan of the interfaces, proofs, and the store with its threads. `python benchmarks/stats.py
---against TREE` compares two versions, in turn."""
+8 ranks of one machine in fresh interpreters that have imported torch and mingle: the CPU of a rank from its call of
+`discover` until GO. `python benchmarks/stats.py --against TREE` compares two versions."""
 
 
 def run(rounds: int) -> Comparison:

@@ -24,10 +24,7 @@ MANY = 1024
 TIMEOUT = 300.0
 
 TEXT = """\
-CPU of one thread in a minute in which nothing happens, counted by the thread's own clock. "a rank that waits for rank
-0" looks for a rank 0 that does not come; the datagrams are those that its machine sends in that minute. "rank 0 that
-waits" waits for the last rank of its job. After `mingle.init` a member and rank 0 keep a thread each beside the
-training. Rank 0 with 1,024 members has no process group, because its members are state machines in two processes, so it
+CPU of mingle's thread in a minute in which nothing happens. Rank 0 with 1,024 members has no process group, so it
 looks for one twice a second."""
 
 

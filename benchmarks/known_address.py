@@ -17,13 +17,9 @@ RETRY_MILLISECONDS = 400.0
 """A client of torch's that finds nobody listening tries again after half a second and more."""
 
 TEXT = """\
-As many hosts as ranks, each rank in a fresh interpreter, started anew for each round, which has imported torch and
-mingle. All begin at one moment. Measured until the last has its Gloo process group. torch is told `MASTER_ADDR` and
-`MASTER_PORT`; mingle finds rank 0, confirms, seals, proves the store on every rank, and hands torch the connections
-that proved it. If a client of torch's comes before rank 0 listens, it tries again after more than half a second. The
-ratio counts only the rounds in which no client did, which favors torch; without such a round there is no ratio.
-
-All ranks share two cores, so most of the time is CPU; the column CPU is that of all ranks together, in ms."""
+Fresh interpreters that have imported torch and mingle, each on its own host, begin at one moment. Measured until the
+last has its Gloo process group. A client of torch's that comes before rank 0 listens sleeps for half a second or
+more."""
 
 
 def run(rounds: int) -> Comparison:

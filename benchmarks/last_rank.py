@@ -17,21 +17,9 @@ FRESH_FROM = 10
 """The fewest rounds with which fresh interpreters are measured too: a round of them takes a quarter of a minute."""
 
 TEXT = """\
-8 hosts. Seven ranks wait, then rank 0 is started. Measured from rank 0's call of `discover` until the last of the 8 has
-GO: they are confirmed and sealed, and each has reached rank 0's TCPStore. For zeroconf rank 0 makes its `Zeroconf` and
-registers a service, and the others browse and resolve it, which gives them an address only; most of its time is spent
-in the pauses of RFC 6762's probing. "bare pipeline" sends what mingle sends, without proofs and checks: a datagram,
-connections, as many messages of the same size, a TCPStore and its clients, in 8 processes on two cores. "single steps"
-is one datagram, one connection, the round trips, and one TCPStore client, one after the other between two processes
-that do nothing else. The column CPU is that of all 8 ranks, including their waiting, in ms.
-
-These ranks are forked from a process that has imported all they need. In the lines with "fresh interpreters" each rank
-is a new Python in each round, which has imported torch and mingle (or zeroconf) and then calls it for the first time.
-
-In another run of 12 rounds with a median of 23 ms, the ranks' clocks gave these parts: rank 0's own start 2.8 ms,
-proving and joining 8.5, confirming 0.7, opening the store 1.6, seven clients of the store 5.9, GO 3.3. Nearly all of it
-is CPU of 8 interpreters that share two cores. Where 8 ranks begin together, perf(1) finds the cores idle for less than
-a twentieth of the time, in the interpreter for six tenths, and in the kernel for a quarter."""
+8 hosts. Seven ranks wait, then rank 0 calls `discover`; measured until the last has GO. zeroconf's rank 0 registers a
+service, mostly in RFC 6762's pauses. "bare pipeline" sends what mingle sends, without proofs and checks; "single
+steps" is one datagram, connection, round trip and TCPStore client in turn."""
 
 
 def run(rounds: int) -> Comparison:

@@ -11,12 +11,8 @@ HOSTS = 8
 STORE = "zeroconf, by name, and the store"
 
 TEXT = """\
-8 hosts. Rank 0 and six others wait, then the last one is started. Measured from its call of `discover` until it has GO:
-within that time all 8 are confirmed and sealed, and each has connected to the store and read the session's token there.
-zeroconf's service is registered long before; the late rank browses and resolves it, or asks for it by its full name.
-"by name, and the store" also connects a TCPStore client to the address found, where rank 0's store already serves the
-other ranks. That is the least that a rank needs for a process group, but no rank learns whether all others have come.
-"bare pipeline" and "single steps" are explained in the next comparison."""
+8 hosts. Seven wait, then the last one calls `discover`; measured until it has GO. zeroconf's late rank browses for a
+service, or asks for it by name; "and the store" also connects a TCPStore client."""
 
 
 def run(rounds: int) -> Comparison:

@@ -20,8 +20,8 @@ ROUND_TRIPS = 4
 """HELLO and WELCOME; PROVE, JOIN and JOINED; CONFIRM and CONFIRMED; SEALED, ACK and GO."""
 
 TEXT = """\
-Between two hosts, each in a process that does nothing else: one multicast datagram, one TCP connection, four round
-trips of messages as long as mingle's, and one TCPStore client that reads one key."""
+Between two hosts: one multicast datagram, one TCP connection, four round trips of messages as long as mingle's, and
+one TCPStore client that reads one key."""
 
 
 def answer(place: Place) -> None:

@@ -13,8 +13,8 @@ ROUNDS_PER_ROUND = 5
 """A 99th percentile needs more measurements than a median."""
 
 TEXT = """\
-8 hosts, each of which loses every second UDP packet that reaches it. Seven ranks wait, rank 0 comes last; measured from
-its call until all 8 have GO."""
+8 hosts, each of which loses every second UDP packet. Seven ranks wait; measured from rank 0's call until all 8 have
+GO."""
 
 
 def run(rounds: int) -> Comparison:

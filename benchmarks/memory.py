@@ -13,8 +13,8 @@ from benchmarks.samples import median
 WAITED_SECONDS = 2.0
 
 TEXT = """\
-A fresh interpreter on a host of its own imports torch, then waits in `mingle.discover` for a rank 0 that does not come.
-The figure is the growth of its resident memory (VmRSS) after two seconds of waiting."""
+The growth of a rank's resident memory (VmRSS) after two seconds in `mingle.discover`, in a fresh interpreter that has
+imported torch."""
 
 
 def run(rounds: int) -> Comparison:

@@ -23,12 +23,9 @@ MOST = 1.1
 
 OWN = "own processors"
 TEXT = f"""\
-One rank on each host. "init": fresh interpreters begin at one moment; measured until the last has its Gloo process
-group. "{LAST}": seven ranks wait for it; measured from its call of `discover` until the last of the 8 has GO. With
-`mesh="on"` each host has opened a TCP connection to each other one before GO: 12 with 4 hosts, 56 with 8. All hosts
-share two cores here, so all of these connections add up. "{OWN}": as machines do, each host has a processor of its own,
-an equal part of this machine's in portions of a millisecond (a control group with a quota), so all times are longer.
-The column CPU is that of all ranks together, in ms."""
+"init": until the last of the hosts has its Gloo process group; "{LAST}": as in "Rank 0 comes last". With the mesh, 4
+hosts open 12 connections and 8 open 56, all on two cores. "{OWN}": each host has an equal part of the machine's time
+to itself."""
 
 
 def run(rounds: int) -> Comparison:

@@ -11,8 +11,7 @@ from pathlib import Path
 from benchmarks.results import ROOT, Comparison
 
 TEXT = """\
-Measured by pyperf, which starts processes of its own and calibrates the loops: an OFFER written and read, a JOIN frame
-written and read, and the same with a secret's signature."""
+Measured by pyperf: an OFFER written and read, a JOIN frame written and read, and the same with a secret's signature."""
 
 
 def run(rounds: int) -> Comparison:

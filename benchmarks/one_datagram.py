@@ -13,10 +13,8 @@ PATIENCE_SECONDS = {"mingle": 20.0, "one datagram": 2.0}
 """How long after the last start a job may take; of one datagram nothing can come after a moment."""
 
 TEXT = """\
-4 hosts. "One datagram" is what an earlier prototype of mingle did: rank 0 multicasts its address once, when it starts,
-and the others wait for it. The figure is the percentage of jobs in which all ranks had what they need, with rank 0
-last, with ranks started in a random order within a second, and
-with a share of the UDP packets lost at every receiver."""
+4 hosts. "One datagram" is what an earlier prototype did: rank 0 multicasts its address once, when it starts. The
+percentage of jobs in which all ranks had what they need."""
 
 
 def run(rounds: int) -> Comparison:

@@ -32,19 +32,8 @@ TIMEOUT = 180.0
 MIB_PER_RANK = 12
 
 TEXT = """\
-Ranks spread over 8 hosts, each a process of its own, forked from one that has imported torch. All begin at one moment;
-measured until the last has GO, without a process group. The other contender is nothing but `TCPStore(...,
-world_size=N)`, which waits for N clients. A client that comes before the store listens tries again after half a second
-or more; with so many clients that happens in nearly every round, so the store's figures are mostly this sleep. All
-ranks share two cores, so mingle's time is CPU time: that of an interpreter for each rank, with the sockets, the scan of
-the interfaces, the round trips and the proof of the store. A forked process copies each page at its first write there,
-and a process that has imported torch itself does not. So each rank first does the same once, unmeasured: in a job
-without a host, or with a store of its own.
-
-Every rank receives each multicast, by IPv4 and IPv6, so a question costs more the more ranks there are. A rank does not
-repeat a question that another rank has asked, but a rank that has had no core for a second has not heard it yet.
-Counted once with 1 024 ranks: about 40 questions, 3 OFFERs, one connection a rank, and 17 ms of CPU for each rank, 12
-with 256."""
+Ranks spread over 8 hosts that share two cores; all begin at one moment, until the last has GO. The other contender is
+nothing but `TCPStore(..., world_size=N)`; a client that comes before it listens sleeps for half a second or more."""
 
 
 def run(rounds: int) -> Comparison:

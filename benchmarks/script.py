@@ -32,9 +32,8 @@ INIT = {
 }
 
 TEXT = """\
-4 hosts start the same script at once, each in a fresh interpreter that imports torch. Measured from the start of the
-commands until the last rank has its Gloo process group. One script calls `mingle.init`; the other one calls
-`init_process_group` and is told `MASTER_ADDR` and `MASTER_PORT`."""
+4 hosts start a script in fresh interpreters, with mingle or a known `MASTER_ADDR`. Measured from the start of the
+commands until the last rank has its Gloo process group."""
 
 
 def run(rounds: int) -> Comparison:

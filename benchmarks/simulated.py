@@ -12,12 +12,9 @@ NODES, RANKS_ON_EACH = 128, 8
 LOSS = 0.3
 
 TEXT = f"""\
-{NODES} nodes with {RANKS_ON_EACH} ranks each start at one moment, and each process loses {LOSS:.0%} of the datagrams.
-The state machines are the real ones; the network and the clock are simulated (`tests/lan`). The ranks of a node share
-{CORES_OF_A_NODE} cores, on which work takes what was measured of it: {START_SECONDS * 1e3:g} ms until a process
-listens, {MEASURED_EVENT_SECONDS * 1e3:g} ms for each datagram, frame or timer. Each round has another seed. A rank that
-loses the OFFERs at the start asks again soon, and the answer goes to all. With these costs rank 0's work
-alone takes about 0.6 s: each member costs it about six events."""
+{NODES} nodes with {RANKS_ON_EACH} ranks each start at one moment, and lose {LOSS:.0%} of the datagrams (`tests/lan`).
+The ranks of a node share {CORES_OF_A_NODE} cores; a start takes {START_SECONDS * 1e3:g} ms and each event
+{MEASURED_EVENT_SECONDS * 1e3:g} ms, as measured."""
 
 
 def run(rounds: int) -> Comparison:

@@ -13,10 +13,8 @@ from benchmarks.results import ROOT, Comparison, Goal
 from benchmarks.samples import alternate, median
 
 TEXT = """\
-A fresh interpreter each time, its bytecode cached, from the start of the process to its end. "all that init needs" also
-loads what the first call of `mingle.init` loads, except torch. More than half of that is multicast_expert with asyncio
-and ssl, which torch imports as well, so they cost next to nothing where torch is loaded already. The rest is msgspec
-and the modules of mingle itself."""
+From the start of a fresh interpreter to its end. "all that init needs" also loads what the first call of
+`mingle.init` loads, except torch."""
 
 EVERYTHING = "import mingle, mingle.distributed.rendezvous"
 

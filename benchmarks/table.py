@@ -67,10 +67,3 @@ def plain(comparison: Comparison) -> str:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  " + "  ".join(cells).rstrip())
     return "\n".join([*lines, *(f"  {verdict}" for verdict in verdicts(comparison))])
-
-
-def markdown(comparison: Comparison) -> str:
-    """Return a comparison's table for Markdown."""
-    heading, *rest = rows(comparison)
-    lines = [f"| {' | '.join(heading)} |", f"|---|{'---:|' * (len(heading) - 1)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rest)])

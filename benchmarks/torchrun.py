@@ -17,9 +17,8 @@ from benchmarks.torchrun_first_step import STOCK_PORT, first_step
 HOSTS = 3
 
 TEXT = """\
-3 hosts with one worker each, the same line on all of them but for the rendezvous, started at once in fresh
-interpreters. Stock c10d is told the first host's address; mingle is told nothing. Measured from the start of the
-commands until every worker has made a step; most of it is the import of torch, twice on each host."""
+3 hosts with one worker each start together in fresh interpreters; c10d is told the first host's address. Measured
+until every worker has made a step; most of it is the import of torch, twice on each host."""
 
 
 def run(rounds: int) -> Comparison:

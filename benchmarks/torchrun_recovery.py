@@ -25,16 +25,9 @@ PATIENCE_SECONDS = 60.0
 """How long survivors may take; who has not trained by then is counted with this time."""
 
 TEXT = f"""\
-3 hosts with one worker each, `--nnodes=2:3 --max-restarts=3 --rdzv-conf=last_call_timeout=3`. "A worker crashes": that
-of rank 0, on the host of the store, ends with an error after its first step; measured from there until all three have
-made a step again. "The store's host dies": the machine that holds the store (c10d: the endpoint) loses its network and
-all its processes; measured until both others have made a step again. Where {PATIENCE_SECONDS:.0f} s are shown, the
-waiting ended then. The agents of stock c10d do not notice in that time that the store's machine is gone; if its
-processes are killed and its network stays, they exit. After a worker's crash new workers of c10d often fail in Gloo's
-`connectFullMesh` ("Connection refused"), until the restarts of an agent are used up. Counted apart from these figures:
-with c10d as it is, all three trained again in 1 of 5 runs, and in 3 of 5 with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`,
-which gives the workers of each round a store of their own; mingle sets that variable itself. The rest is mostly
-importing torch in the new workers, and torch's own last call."""
+3 hosts with one worker each, `--nnodes=2:3 --max-restarts=3 --rdzv-conf=last_call_timeout=3`, from the fault until
+all that are left have made a step again; the waiting ended after {PATIENCE_SECONDS:.0f} s. With
+`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, which mingle sets by itself, c10d's new workers fail in Gloo less often."""
 
 
 def run(rounds: int) -> Comparison:

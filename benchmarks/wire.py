@@ -14,9 +14,8 @@ SPREAD_SECONDS = 1.0
 AFTERMATH_SECONDS = 0.3
 
 TEXT = """\
-8 hosts with one interface each, IPv4 alone, all started within a second in a random order. The figure counts each UDP
-packet that enters the bridge once, from the first until every rank has closed its job again: questions, offers and
-good-byes. zeroconf's rank 0 registers one service, and the others browse and resolve it."""
+8 hosts, IPv4 alone, started within a second. Each UDP packet that enters the bridge counts once, until every rank has
+closed its job. zeroconf registers and resolves one service."""
 
 
 def run(rounds: int) -> Comparison:

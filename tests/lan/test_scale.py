@@ -1,4 +1,4 @@
-"""What docs/scale.md promises, in small; ``python -m tests.lan late --ranks 10000`` is the run in large."""
+"""What docs/benchmarks.md says of many ranks, in small; ``python -m tests.lan late --ranks 10000`` is it in large."""
 
 from __future__ import annotations
 
