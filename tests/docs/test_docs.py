@@ -394,7 +394,7 @@ def test_mingle_discover_takes_its_lines(command: Command) -> None:
 
 def test_the_commands_that_are_named_exist() -> None:
     named_ones = {name for path in PAGES for name in re.findall(r"`mingle-discover (\w+)", read(path))}
-    assert {"list", "find"} <= named_ones <= set(discover.COMMANDS)
+    assert {"list", "doctor"} <= named_ones <= set(discover.COMMANDS)
 
 
 def test_the_targets_of_make_that_are_named_exist() -> None:
