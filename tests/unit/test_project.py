@@ -149,6 +149,7 @@ TESTED_AS_A_WHOLE = {"protocol"}
 TESTS_OF_MORE = {
     "cli/test_commands.py": "mingle_commands, beside the package",
     "cli/test_main.py": "mingle.cli itself",
+    "test_doors.py": "all entry points",
     "test_main.py": "mingle.__main__",
     "test_project.py": "the project",
     "wire/test_number_ranges.py": "all messages of the room",

@@ -113,7 +113,6 @@ def test_the_ranks_are_those_of_all_processes_of_all_machines(monkeypatch: pytes
         ["--nnodes", "2", "--backend", "mpi"],
         ["--nnodes", "1", "--timeout", "0.5"],
         ["--nnodes", "1", "--timeout", "1e13"],
-        ["--nnodes", "2", "--job-id", ""],
         ["--nnodes", "1", "--backend", "nccl"],
     ],
 )
@@ -133,13 +132,6 @@ def test_a_driver_that_hangs_is_told_before_the_first_packet(monkeypatch: pytest
     answers.set()
     assert told.exit_code == 2
     assert "the GPU driver of this machine has not answered in 1 s" in told.output
-
-
-def test_an_empty_job_id_of_the_environment_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINGLE_JOB_ID", "")
-    told = CliRunner().invoke(command.check, ["--nnodes", "1"], prog_name="mingle-check")
-    assert told.exit_code == 2
-    assert "MINGLE_JOB_ID='' is empty" in told.output
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,6 @@ from mingle.errors import (
     ConfigurationError,
     DiscoveryTimeoutError,
     InterfaceError,
-    LauncherError,
     MingleError,
 )
 from mingle.forksafe import Closable
@@ -134,13 +133,6 @@ def test_control_c_while_waiting_is_one_line_and_a_short_traceback(rank: int, ca
     assert re.search(rf": interrupted: {re.escape(state)} · \d+ s$", said)
 
 
-@pytest.mark.usefixtures("no_packet")
-@pytest.mark.parametrize("rank", [0, 1, None])
-def test_a_call_without_a_fault_would_send(rank: int | None) -> None:
-    with pytest.raises(MingleError, match="a socket of the discovery was opened"):
-        mingle.discover("resnet", rank=rank, world_size=2)
-
-
 @pytest.mark.parametrize("door", ["init", "discover", "rendezvous_handler"])
 def test_control_c_during_the_end_of_a_failed_call_keeps_the_failure(
     door: str, monkeypatch: pytest.MonkeyPatch
@@ -167,60 +159,6 @@ def test_control_c_during_the_end_of_a_failed_call_keeps_the_failure(
 
 
 @pytest.mark.usefixtures("no_packet")
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"rank": 7, "world_size": 4}, "rank.*7"),
-        ({"rank": -1}, "rank"),
-        ({"world_size": 0}, "world_size"),
-        ({"world_size": None}, "world_size"),
-        ({"job_id": ""}, "job_id='' is empty"),
-        ({"job_id": "x" * 10_240}, "10240 bytes"),
-        ({"job_id": None}, "there is no job id"),
-        ({"port": 0}, "port"),
-        ({"port": 70_000}, "port"),
-        ({"master_port": 70_000}, "master_port"),
-        ({"discovery_timeout": -1}, "discovery_timeout"),
-        ({"discovery_timeout": 0}, "discovery_timeout"),
-        ({"ttl": 256}, "ttl"),
-        ({"family": "5"}, "family"),
-        ({"peers": "http://node7/"}, "peers"),
-        ({"secret": ""}, "secret"),
-        ({"advertise": "node7"}, "advertise"),
-    ],
-)
-def test_a_wrong_argument(arguments: dict[str, Any], match: str) -> None:
-    refused(ConfigurationError, match, **{**PLACE, **arguments})
-
-
-@pytest.mark.usefixtures("no_packet")
-@pytest.mark.parametrize(
-    ("variables", "kind", "match"),
-    [
-        ({"RANK": "x", "WORLD_SIZE": "2"}, ConfigurationError, "RANK='x'"),
-        ({"RANK": "7", "WORLD_SIZE": "4"}, ConfigurationError, "7"),
-        ({"MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "1.5"}, ConfigurationError, "MINGLE_WORLD_SIZE"),
-        ({"MINGLE_PORT": "0"}, ConfigurationError, "MINGLE_PORT"),
-        ({"MINGLE_TIMEOUT": "soon"}, ConfigurationError, "MINGLE_TIMEOUT"),
-        ({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, LauncherError, "Slurm"),
-    ],
-)
-def test_a_wrong_variable(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], kind: type[MingleError], match: str
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    refused(kind, match, job_id="resnet")
-
-
-@pytest.mark.usefixtures("no_packet")
-@pytest.mark.parametrize("rank", [0, 1, None])
-def test_an_interface_that_does_not_exist(rank: int | None) -> None:
-    error = refused(InterfaceError, "nosuch0", job_id="resnet", rank=rank, world_size=2, interface="nosuch0")
-    assert "lo" in str(error), "those that exist are named"
-
-
-@pytest.mark.usefixtures("no_packet")
 def test_an_interface_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (*interfaces.scan(), Interface("bare0", 77, ()))
     monkeypatch.setattr(interfaces, "scan", lambda: found)
@@ -241,20 +179,6 @@ def test_a_fixed_port_that_is_taken_is_told_before_anybody_waits() -> None:
             with pytest.raises(ConfigurationError, match=f":{taken}: Address already in use"):
                 mingle.discover("port", rank=0, world_size=world_size, master_port=taken, port=free_udp_port())
             assert time.monotonic() - started < 60
-
-
-@pytest.mark.usefixtures("no_packet")
-def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[tuple[int, str]] = []
-    monkeypatch.setattr(progress, "say", lambda level, text, **_: said.append((level, text)))
-    monkeypatch.setenv("MINGLE_INTEFACE", "eth0")
-    monkeypatch.setenv("MINGLE_JOBID", "resnet")
-    monkeypatch.setenv("MINGLE_OF_SOMEBODY_ELSE", "x")
-    refused(ConfigurationError, "there is no job id", world_size=2)
-    assert said == [
-        (logging.WARNING, "MINGLE_INTEFACE is set, and mingle reads no such variable; did you mean MINGLE_INTERFACE?"),
-        (logging.WARNING, "MINGLE_JOBID is set, and mingle reads no such variable; did you mean MINGLE_JOB_ID?"),
-    ]
 
 
 @pytest.mark.parametrize(

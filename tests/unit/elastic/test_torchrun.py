@@ -91,12 +91,6 @@ def test_any_other_host_name_will_do(name: str, monkeypatch: pytest.MonkeyPatch)
     torchrun.create(parameters())  # type: ignore[arg-type]
 
 
-def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("MINGLE_INTEFACE", "eth0")
-    torchrun.create(parameters())  # type: ignore[arg-type]
-    assert "MINGLE_INTEFACE is set" in caplog.text
-
-
 def test_one_node_trains_alone() -> None:
     handler = torchrun.create(parameters(run_id=job_name("door"), last_call_timeout="1"))  # type: ignore[arg-type]
     info = handler.next_rendezvous()

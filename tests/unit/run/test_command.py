@@ -33,11 +33,6 @@ from tests.support.run_nodes import SAY, Nodes, has_ended, one
         (["--", "true"], "Missing option '--nnodes'"),
         (["--nnodes", "0", "--", "true"], "0 is not in the range 1<=x<=1000000"),
         (["--nnodes", "1000001", "--", "true"], "1000001 is not in the range 1<=x<=1000000"),
-        (["--nnodes", "2", "--node-rank", "2", "--", "true"], "--node-rank=2 does not fit a job of 2 nodes"),
-        (["--nnodes", "2", "--node-rank", "-1", "--", "true"], "-1 is not in the range 0<=x"),
-        (["--nnodes", "2", "--node-rank", "1000000", "--", "true"], "1000000 is not in the range 0<=x<=999999"),
-        (["--nnodes", "2", "--master-port", "70000", "--", "true"], "70000 is not in the range"),
-        (["--nnodes", "2", "--job-id", "", "--", "true"], "is empty"),
         (["--nnodes", "2", "--", "echo", "{node}"], "{node} in the command is no placeholder"),
         (["--nnodes", "2", "--head", "echo {node}", "--", "true"], "{node} in the command is no placeholder"),
         (["--nnodes", "2", "--head", "echo '", "--", "true"], "can't be split into words"),
@@ -47,8 +42,6 @@ from tests.support.run_nodes import SAY, Nodes, has_ended, one
         (["--nnodes", "2", "--", "/no/such/program"], "the program '/no/such/program' is not there"),
         (["--nnodes", "2", "--", "/tmp"], "the program '/tmp' is not there"),
         (["--nnodes", "1", "--mlx", "--", "true"], "--mlx needs --nnodes 2 or more"),
-        (["--nnodes", "2", "-t", "-1", "--", "true"], "--timeout"),
-        (["--nnodes", "2", "--secret-file", "/none", "--", "true"], "--secret-file"),
     ],
     ids=" ".join,
 )
@@ -65,7 +58,6 @@ def test_bad_input_is_wrong_usage_before_a_packet(words: list[str], text: str, m
 @pytest.mark.parametrize(
     ("variables", "options", "text"),
     [
-        ({"MINGLE_NODE_RANK": "2"}, [], "MINGLE_NODE_RANK='2' does not fit a job of 2 nodes"),
         ({"MINGLE_NODE_RANK": "1"}, ["--node-rank", "0"], "--node-rank=0 contradicts MINGLE_NODE_RANK='1'"),
         ({"JOB_COMPLETION_INDEX": "1"}, ["--node-rank", "0"], "--node-rank=0 contradicts Kubernetes Indexed Job's"),
     ],
@@ -78,13 +70,6 @@ def test_a_node_rank_of_the_environment_is_checked_as_well(
     done = CliRunner().invoke(run, ["--nnodes", "2", *options, "--", "true"])
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     assert text in done.stderr
-
-
-def test_an_empty_job_id_of_the_environment_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINGLE_JOB_ID", "")
-    done = CliRunner().invoke(run, ["--nnodes", "2", "--", "true"])
-    assert done.exit_code == 2
-    assert "MINGLE_JOB_ID='' is empty" in done.stderr
 
 
 def test_a_job_id_of_the_environment_that_is_too_long_is_not_blamed_on_the_option(
@@ -145,15 +130,6 @@ def test_a_worker_by_environment_need_not_have_the_program_of_node_0(
     done = CliRunner().invoke(run, ["--nnodes", "2", "--head", "no-such-program", "--", "true"])
     assert done.exit_code == status, done.output
     assert ("the program 'no-such-program' is not there" in done.stderr) == (status == 2)
-
-
-def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINGLE_INTERFACES", "fast0")
-    monkeypatch.setenv("MINGLE_OF_SOMEBODY_ELSE", "x")
-    monkeypatch.setattr("mingle.run.command._meet_and_run", lambda *_given, **_more: 0)
-    done = CliRunner().invoke(run, ["--nnodes", "2", "--", "true"])
-    text = "MINGLE_INTERFACES is set, and mingle reads no such variable; did you mean MINGLE_INTERFACE?"
-    assert (done.exit_code, done.stderr) == (0, f"warning: {text}\n")
 
 
 def test_help_and_version() -> None:
