@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -39,29 +38,6 @@ def look(place: Directory, sign: Sign | None = SIGN) -> Report:
     folder = Folder(NODE, random.Random(0))
     folder.show(sign, 0.0)
     return folder.turn(place, 0.0)
-
-
-def test_an_object_is_written_listed_read_and_deleted(place: Directory, tmp_path: Path) -> None:
-    with place.open(create=True) as opened:
-        opened.write(name_of("h"), b"content")
-        assert [each.name for each in opened.list()] == [name_of("h")]
-        assert opened.list()[0].time == pytest.approx(time.time(), abs=60)
-        assert opened.read(name_of("h")) == b"content"
-        opened.delete(name_of("h"))
-        opened.delete(name_of("h"))
-        assert opened.list() == []
-        assert opened.read(name_of("h")) is None
-        opened.tidy()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_reader_creates_nothing(place: Directory, tmp_path: Path) -> None:
-    with place.open(create=False) as opened:
-        assert opened.list() == []
-        assert opened.read(name_of("h")) is None
-        opened.delete(name_of("h"))
-        opened.tidy()
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_another_process_has_deleted_meanwhile_is_created_again(
@@ -106,14 +82,6 @@ def test_a_job_directory_that_is_a_symbolic_link_is_refused(place: Directory, tm
 
 
 # --- what is in the way ----------------------------------------------------------------------------------------------
-
-
-def test_a_mount_point_that_is_not_mounted_is_not_created(tmp_path: Path) -> None:
-    report = look(Directory(str(tmp_path / "shared" / "mingle"), "digest"))
-    assert report.problem is not None
-    assert "does not exist" in report.problem.what
-    assert "mount" in report.problem.fix
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_in_the_place_of_the_directory_is_named(tmp_path: Path) -> None:

@@ -406,13 +406,6 @@ def test_check_of_directories_names_what_is_wrong_with_each_and_leaves_nothing(
     assert folders.examine([], "node") == {}
 
 
-def test_objects_of_a_job_are_in_a_directory_of_its_own(tmp_path: Path) -> None:
-    (storage,) = folders.storages([f"dir:{tmp_path}"], "job").values()
-    with storage.open(create=True) as opened:
-        opened.write(name_of("h"), b"content")
-    assert [each.name for each in tmp_path.iterdir()] == [digest("job")[:32]]
-
-
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Memory:
     """The storage of each directory that is examined."""
