@@ -113,9 +113,11 @@ def mutants_of(file: Path, source: bytes) -> Iterator[Mutant]:
                 text = f"({text})" if isinstance(new, ast.expr) else text
                 yield Mutant(file, range(node.lineno, last + 1), shown, source[:begin] + text.encode() + source[end:])
         for name, value in ast.iter_fields(node):
+            if name == "decorator_list" or (name == "keywords" and isinstance(node, ast.ClassDef)):
+                continue  # frozen=True and its like are for the type checker and for speed
             typed, tests = annotation or name in {"annotation", "returns"}, name in {"test", "ifs"}
             for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST) and name != "decorator_list":
+                if isinstance(child, ast.AST):
                     yield from visit(child, around, annotation=typed, condition=tests)
 
     yield from visit(ast.parse(source), None, annotation=False, condition=False)
