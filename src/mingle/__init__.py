@@ -113,7 +113,7 @@ def init(
         secret: a secret that the job's members share; a process without it is rejected.
         port: the UDP port. Default: 29499.
         master_port: the TCP port of rank 0's store. Default: any free one.
-        ttl: how many routers a multicast may pass, plus one. Default: 1.
+        ttl: the hop limit of multicasts. Default: 1, the local network only.
         family: the IP versions to use. Default: ``auto``.
         advertise: the address to announce where NAT hides this host's own.
         node_rank: the rank that this node asks for where ranks are assigned, the same in all ranks of the node.

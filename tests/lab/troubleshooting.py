@@ -51,9 +51,9 @@ def section(text: str, fault: Fault) -> str:
 
 
 def quotes(text: str, fault: Fault) -> dict[str, list[str]]:
-    """What the document quotes of a fault, by who says it."""
-    said = re.compile(r"^(The rank|`mingle-discover (.*?)`) says:\n\n```text\n(.*?)\n```", re.MULTILINE | re.DOTALL)
-    return {who or "init": lines.splitlines() for _, who, lines in said.findall(section(text, fault))}
+    """What the document quotes of a fault, by who says it; what nobody is named for, the rank says."""
+    said = re.compile(r"^(?:`mingle-discover (.*?)` says:\n\n)?```text\n(.*?)\n```", re.MULTILINE | re.DOTALL)
+    return {who or "init": lines.splitlines() for who, lines in said.findall(section(text, fault))}
 
 
 def main(titles: list[str]) -> None:
@@ -65,8 +65,8 @@ def main(titles: list[str]) -> None:
                 told = fault.make(lab)
             print(f"### {fault.title[0].upper()}{fault.title[1:]}\n")
             for who, text in told.items():
-                title = "The rank says:" if who == "init" else f"`mingle-discover {who}` says:"
-                print(title, "```text", *quoted(who, text), "```", sep="\n", end="\n\n", flush=True)
+                title = () if who == "init" else (f"`mingle-discover {who}` says:\n",)
+                print(*title, "```text", *quoted(who, text), "```", sep="\n", end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

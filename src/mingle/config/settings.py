@@ -127,7 +127,7 @@ SETTINGS: dict[str, Setting] = {
             key=True, flags=("--secret-file",), metavar="PATH"
         ),
         Setting(
-            "ttl", "how many routers a multicast may pass, plus one", "1",
+            "ttl", "the hop limit of multicasts (1: the local network only)", "1",
             limits=(0, 255), key=True, flags=("--ttl",), metavar="HOPS"
         ),
         Setting("family", "the IP versions to use", "auto", ("auto", "4", "6"), key=True, flags=("--family",)),

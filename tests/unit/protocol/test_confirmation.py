@@ -150,7 +150,7 @@ def test_warning_is_shown_once_and_the_session_is_sealed() -> None:
     for _ in range(2):
         registrar.confirm({1: [2]}, networks=(1,))
     ((_, text),) = of(registrar.port.calls, "notice")
-    assert "the ranks start all the same (mesh=warn)" in text
+    assert "the ranks start anyway (mesh=warn)" in text
     assert isinstance(registrar.state, Sealing)
 
 

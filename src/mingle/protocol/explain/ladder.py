@@ -171,7 +171,7 @@ def _cut_off(s: Situation) -> Cause | None:
         return None
     return (
         "the missing nodes have ended or are cut off; if they are cut off, they may run the job without this one",
-        "start the missing nodes again, or repair the network; where two parts of the job may run at once, give "
+        "start the missing nodes again, or repair the network; where two parts of the job may run together, give "
         "every node --rdzv-conf allow_minority=1.",
     )
 
@@ -335,7 +335,7 @@ def _not_joined(s: Situation) -> Cause | None:
     why = known_of(outside, s) or finding(s.facts, lambda each: each.name == "tcp")
     what, fix = why or (
         "its host's firewall drops datagrams from here, or this host's firewall drops its TCP connections",
-        "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once.",
+        "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them together.",
     )
     return f"{few(outside, '; ')}: heard but not joined. {what[:1].upper()}{what[1:]}", fix
 
@@ -530,7 +530,7 @@ def _look(unit: str) -> str:
 
 
 def _look_and_ping(unit: str) -> str:
-    return f"{_look(unit).removesuffix('.')}; `mingle-discover ping` on all hosts at once shows lost packets."
+    return f"{_look(unit).removesuffix('.')}; `mingle-discover ping` on all hosts together shows lost packets."
 
 
 def _or_alone(s: Situation) -> str:

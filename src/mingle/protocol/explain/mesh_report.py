@@ -339,10 +339,7 @@ def warning(proof: Proof) -> str:
     unit = proof.nodes[0].who.unit
     heading, lines = describe(proof)
     cause, remedy = cause_of(proof)
-    return (
-        f"{heading}; the {unit}s start all the same (mesh=warn): {'; '.join(lines)}. "
-        f"Likely cause: {cause}. Fix: {remedy}"
-    )
+    return f"{heading}; the {unit}s start anyway (mesh=warn): {'; '.join(lines)}. Likely cause: {cause}. Fix: {remedy}"
 
 
 class LeftOut(Struct, frozen=True):
