@@ -242,14 +242,14 @@ class AgentInvariants:
             self._check_generation(part)
             self.sessions[part.session] = part
             nodes = part.quorum.policy.nodes
-            assert nodes.minimum <= len(part.registrar.seats) <= nodes.maximum
+            assert nodes.minimum <= len(part.registrar.seats.members()) <= nodes.maximum
         quorate = isinstance(part, ElasticHost) and part.outcome is not None and part.quorum.had_quorum
         if quorate and part.session not in self.quorate:
             self.quorate.append(part.session)
         if outcome is not None:
             assert outcome.session in self.sessions, f"{process.name} is in a session that has not formed"
         if isinstance(part, ElasticHost):
-            orders = [seat.applicant.order for seat in part.registrar.seats.values()]
+            orders = [seat.applicant.order for seat in part.registrar.seats.members()]
             claims = [order for order in orders if len(order) == CLAIM_BYTES and order.startswith(EXPLICIT)]
             assert len(claims) == len(set(claims)), f"two members of {process.name}'s session have one node rank"
         if self.crowded:
@@ -273,7 +273,7 @@ class AgentInvariants:
         for holder in [each for each in self.agents() if each.hosted is not None and not each.stopped]:
             assert holder.hosted is not None
             late = rng.choice(SEEN_SECONDS)
-            for member in holder.hosted.registrar.seats:
+            for member in [seat.member for seat in holder.hosted.registrar.seats.members()]:
                 if member in by_member and rng.random() < 0.7:
                     see = functools.partial(by_member[member].see_round, holder.hosted.session)
                     self.world.after(0.0 if by_member[member] is holder else rng.uniform(0, late), see)

@@ -74,7 +74,7 @@ class Invariants:
     def _seals_what_was_confirmed(self, process: Process) -> None:
         registrar = process.host.registrar
         if isinstance(registrar.state, (Sealing, Acknowledging)):
-            for member in registrar.seats:
+            for member in [seat.member for seat in registrar.seats.members()]:
                 said = (member, registrar.session, registrar.state.epoch) in self._confirmed
                 assert said or member == registrar.seats.host.member, (
                     f"{process.name} has sealed without a word of {member!r}"
@@ -115,14 +115,15 @@ class Invariants:
         registrar = process.host.registrar
         state = registrar.state
         assert isinstance(state, Committed)
-        seated, size = len(registrar.seats), registrar.seats.size
+        members, size = [seat.member for seat in registrar.seats.members()], registrar.seats.size
+        seated = len(members)
         assert seated == size, f"GO, but {seated} of {size} members have a seat"
-        places = [state.places[member] for member in registrar.seats]
+        places = [state.places[member] for member in members]
         assert sorted(where.rank for where in places) == list(range(size)), (
             "GO, but a rank is given twice, or not at all"
         )
         by_member = {each.identity.member: each for each in self._world.processes}
-        for member in registrar.seats:
+        for member in members:
             other = by_member[member]
             if other is process or not other.alive or other.failed_at is not None:
                 continue

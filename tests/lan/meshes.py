@@ -197,7 +197,7 @@ class AgentMeshInvariants(MeshInvariants):
         hosted = process.hosted
         if hosted is None:
             return
-        members = set(hosted.registrar.seats)
+        members = {seat.member for seat in hosted.registrar.seats.members()}
         if hosted.session not in self._inside:
             for one in members:
                 for other in members - {one}:

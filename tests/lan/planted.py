@@ -76,7 +76,7 @@ _ACKNOWLEDGED: WeakKeyDictionary[Registrar, set[bytes]] = WeakKeyDictionary()
 
 
 def remember_for_ever(genuine: Any, registrar: Registrar, conn: int, now: float) -> None:
-    if (seat := registrar.seats.member_at(conn)) is not None:
+    if (seat := registrar.seats.at(conn)) is not None:
         _ACKNOWLEDGED.setdefault(registrar, set()).add(seat.member)
     genuine(registrar, conn, now)
 
@@ -99,7 +99,8 @@ def awaits_acks(registrar: Registrar, event: str, reason: str, now: float) -> bo
 def say_void_and_go_on(_: Any, registrar: Registrar, event: str, reason: str, now: float) -> None:
     state = registrar.state
     assert isinstance(state, Acknowledging)
-    registrar._send_all(frames.Void(session=registrar.session, epoch=state.epoch, reason=reason))
+    for conn in registrar.seats.connections():
+        registrar._port.send(conn, frames.Void(session=registrar.session, epoch=state.epoch, reason=reason))
     state.ends = now + registrar.admission.acknowledge_seconds
     for seat in registrar.seats.values():
         seat.due = state.ends
@@ -526,7 +527,7 @@ _PROVED: set[tuple[bytes, bytes, int]] = set()
 
 
 def remember_the_proof(genuine: Any, registrar: Registrar, conn: int, frame: frames.Confirmed, now: float) -> None:
-    seat = registrar.seats.member_at(conn)
+    seat = registrar.seats.at(conn)
     if seat is not None and registrar.counts(frame.epoch):
         _PROVED.add((registrar.session, seat.member, frame.epoch))
     genuine(registrar, conn, frame, now)

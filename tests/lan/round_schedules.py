@@ -45,9 +45,8 @@ class RoundSchedule:
         world = gathering.world
         host = rng.choice(self._hosts())
         assert host.hosted is not None
-        members = [
-            each for each in self.current if each is not host and each.identity.member in host.hosted.registrar.seats
-        ]
+        inside = {seat.member for seat in host.hosted.registrar.seats.members()}
+        members = [each for each in self.current if each is not host and each.identity.member in inside]
         keepers = gathering.policy.nodes.keepers
         if rng.random() < 0.6:
             side = [host, *rng.sample(members, min(len(members), rng.randint(0, max(0, keepers - 2))))]

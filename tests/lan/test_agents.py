@@ -955,8 +955,8 @@ def test_an_agent_that_is_started_again_gets_the_node_rank_of_the_one_that_is_go
         assert f"refused by {new.identity.who}: node rank taken" in str(old.agent.failure)
 
 
-def unless_it_came_late(right: Seated | None, seats: Seats, _: frames.Join) -> Seated | None:
-    return None if right is not None and right.member in seats.latecomers else right
+def unless_it_came_late(right: Seated | None, *_: object) -> Seated | None:
+    return None if right is not None and right.is_latecomer else right
 
 
 def refuse_at_once(

@@ -233,7 +233,7 @@ class Gathering(Party):
             gathered = Gathered(outcome, agent.generation, agent.small)
         return AgentState(
             gathered=gathered,
-            present=None if hosting is None else frozenset(hosting.registrar.seats),
+            present=None if hosting is None else frozenset(seat.member for seat in hosting.registrar.seats.members()),
             ending=hosting is not None and hosting.quorum.ending,
             hold=agent.hold,
             lost=lost,

@@ -145,7 +145,7 @@ class ElasticHost(Host):
         members hold the session.
         """
         assert self.outcome is not None
-        seats, maximum = len(self.registrar.seats), self.quorum.policy.nodes.maximum
+        seats, maximum = len(self.registrar.seats.members()), self.quorum.policy.nodes.maximum
         store, zone, _ = self.outcome.store_address.partition("%")
         needed = maximum > 1 and (seats == 1 or not zone)
         return needed and not self._description.has(store)
@@ -167,19 +167,19 @@ class ElasticHost(Host):
     def caller_said(self, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
         """Handle a frame of a caller: also the answers that renew leases, and questions about rounds."""
         conn = caller.conn
-        seat = self.registrar.seats.get(caller.hello.member)
-        if isinstance(frame, frames.Pong) and seat is not None and seat.conn == conn:
-            self.quorum.leases.answered(seat.member, caller.answered_at)
-        elif isinstance(frame, frames.Round) and seat is not None and seat.conn == conn and self.running:
+        seat = self.registrar.seats.at(conn)
+        is_member = seat is not None and not seat.is_latecomer
+        if isinstance(frame, frames.Pong) and is_member:
+            self.quorum.leases.answered(caller.hello.member, caller.answered_at)
+        elif isinstance(frame, frames.Round) and is_member and self.running:
             asked = self._rounds_asked.setdefault(conn, {})
             if len(asked) < QUESTIONS:
                 asked[frame.number] = now
                 self.ask_round(now)
         super().caller_said(caller, frame, now)
         if isinstance(frame, frames.Join) and frame.clock:
-            member = caller.hello.member
-            seat = self.registrar.seats.find(member)
-            if seat is not None and seat.conn == conn:
+            seat = self.registrar.seats.at(conn)
+            if seat is not None:
                 seat.ahead = frame.clock - self._memory.clock
 
     def _handle_timer(self, now: float) -> None:
@@ -214,7 +214,7 @@ class ElasticHost(Host):
         """Check what the last event means for the session."""
         registrar = self.registrar
         best = self._memory.best_status
-        if self.outcome is None and (best is None or len(registrar.seats) > best.joined):
+        if self.outcome is None and (best is None or len(registrar.seats.members()) > best.joined):
             self._memory.note_status(registrar.status())
         if not self.running:
             return
@@ -237,7 +237,7 @@ class ElasticHost(Host):
         self._ping_at, self._look_at = now, now + LOOK_AROUND_SECONDS * self.rng.uniform(0.3, 1.3)
         self._memory.surplus, self._memory.left_out = False, None
         if self.quorum.small:
-            text = reports.small(self.identity, self._memory.policy, len(self.registrar.seats))
+            text = reports.small(self.identity, self._memory.policy, len(self.registrar.seats.members()))
             self._effects.append(Notice(text))
 
     def _tell_members(self) -> None:
@@ -257,7 +257,7 @@ class ElasticHost(Host):
 
     def _compare_clocks(self) -> None:
         """Warn, once in a session, of clocks that are too far apart to order the sessions of the job."""
-        seats = sorted(self.registrar.seats.values(), key=lambda seat: seat.ahead)
+        seats = sorted(self.registrar.seats.members(), key=lambda seat: seat.ahead)
         apart = seats[-1].ahead - seats[0].ahead
         if apart > CLOCKS_APART_SECONDS and not self._clocks_warned:
             self._clocks_warned = True
@@ -266,7 +266,7 @@ class ElasticHost(Host):
 
     def _members(self) -> list[tuple[bytes, int]]:
         """Return the members other than this agent, each with its connection."""
-        return [(seat.member, seat.conn) for seat in self.registrar.seats.values() if seat.conn is not None]
+        return [(seat.member, seat.conn) for seat in self.registrar.seats.members() if seat.conn is not None]
 
     def _keep_in_touch(self, now: float) -> None:
         leases = self.quorum.leases

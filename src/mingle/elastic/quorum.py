@@ -225,15 +225,16 @@ class Quorum(Admission):
     # --- the members that count --------------------------------------------------------------------------------------
 
     def _others(self) -> list[bytes]:
-        return [member for member, seat in self.seats.items() if seat.conn is not None]
+        return [seat.member for seat in self.seats.members() if seat.conn is not None]
 
     def counting(self, now: float) -> list[bytes]:
         """Return the members whose lease is valid, including the host."""
-        return [member for member, seat in self.seats.items() if seat.conn is None or now < self.leases.until(member)]
+        members = self.seats.members()
+        return [seat.member for seat in members if seat.conn is None or now < self.leases.until(seat.member)]
 
     def _candidates(self) -> list[bytes]:
         """The agents that count for the founding once they are old enough."""
-        return [member for member, seat in self.seats.items() if self.may_found(seat)]
+        return [seat.member for seat in self.seats.members() if self.may_found(seat)]
 
     def may_found(self, seat: Seated) -> bool:
         """Return whether an agent counts for a founding: a surplus one does not."""
@@ -261,7 +262,7 @@ class Quorum(Admission):
 
     @property
     def _experienced(self) -> bool:
-        return any(self._past(seat).had_quorum for seat in self.seats.values())
+        return any(self._past(seat).had_quorum for seat in self.seats.members())
 
     def _past(self, seat: Seated) -> frames.Join | Memory:
         """The past of an agent: from JOIN for a member, from memory for the host."""
@@ -311,11 +312,11 @@ class Quorum(Admission):
 
         A newcomer on a host that already has a seat is more likely the same agent, restarted.
         """
-        if len(self.seats) < self.policy.nodes.maximum:
+        if len(self.seats.members()) < self.policy.nodes.maximum:
             return False
         answered = now + LEASE_SECONDS - ANSWERS_SECONDS
         alive = all(self.leases.until(member) >= answered for member in self._others())
-        return alive and all(newcomer.hostname != seat.applicant.who.hostname for seat in self.seats.values())
+        return alive and all(newcomer.hostname != seat.applicant.who.hostname for seat in self.seats.members())
 
     def waits_outside(self, newcomer: frames.Join) -> bool:
         """Return whether a newcomer is surplus, and would take the seat of an agent that counts for the founding."""
@@ -363,7 +364,7 @@ class Quorum(Admission):
 
         Agents that were all started again know no generation. Their clocks order the session after the earlier ones.
         """
-        pasts = [self._past(seat) for seat in self.seats.values()]
+        pasts = [self._past(seat) for seat in self.seats.members()]
         clock = max(past.clock for past in pasts)
         known = max((past.generation for past in pasts if past.generation <= clock + CLOCK_ERROR_SECONDS), default=-1)
         self.generation = min(max(known + 1, clock), frames.MAX_GENERATION)
@@ -375,10 +376,10 @@ class Quorum(Admission):
     def members(self, *, joining: int = 0) -> frames.Members:
         """Return the MEMBERS frame; before SEALED it says whether the session has its quorum when members hear GO."""
         if self.running:
-            soon = joining > 0 and len(self.seats) + joining >= self.policy.nodes.founders
+            soon = joining > 0 and len(self.seats.members()) + joining >= self.policy.nodes.founders
         else:
             soon = not self.small
-        present = [msgspec.structs.replace(seat.applicant.who, rank=None) for seat in self.seats.values()]
+        present = [msgspec.structs.replace(seat.applicant.who, rank=None) for seat in self.seats.members()]
         return frames.Members(
             generation=self.generation,
             quorum=self.had_quorum or soon,
@@ -425,7 +426,7 @@ class Quorum(Admission):
 
     def doubts(self) -> str:
         """Return which members are agents of one machine, as text for people; empty: none."""
-        applicants = [seat.applicant for seat in self.seats.values()]
+        applicants = [seat.applicant for seat in self.seats.members()]
         machines: dict[object, list[frames.ProcessInfo]] = {}
         for key, applicant in zip(node_keys(applicants), applicants, strict=True):
             machines.setdefault(key, []).append(applicant.who)
@@ -446,5 +447,5 @@ class Quorum(Admission):
                 text += f", or {self.policy.last_call:g} s without a newcomer"
         elif nodes.minimum < nodes.founders:
             text += f", or {nodes.minimum} with --rdzv-conf allow_minority=1"
-        missed = self._memory.missed(seat.applicant.who for seat in self.seats.values())
+        missed = self._memory.missed(seat.applicant.who for seat in self.seats.members())
         return f"{text}; missed: {few(missed, '; ')}" if missed else text

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from msgspec import structs
 
 from mingle.protocol.machine import Mesh, roster_digest
 from mingle.protocol.session.admission import Admission
-from mingle.protocol.session.latecomers import ADMITTED_SECONDS, Latecomers
 from mingle.protocol.session.phases import Committed
-from mingle.protocol.session.roster import roster
-from mingle.protocol.session.seats import HostSeat, Seated, Seats
+from mingle.protocol.session.registrar import ADMITTED_SECONDS, Registrar
+from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
 from mingle.wire.frames import Failure, Path, Place, ProcessInfo, Unreached
 from tests.support.registrar_port import RecordingPort, of, told
@@ -34,10 +32,11 @@ def paths(letter: str, *host_addresses: str) -> tuple[Path, ...]:
     )
 
 
-def join(letter: str, network: str = STORE) -> frames.Join:
+def join(letter: str, network: str = STORE, node: str = "") -> frames.Join:
     proved = paths(letter, network)
     who = ProcessInfo(hostname=f"node-{letter}", pid=ord(letter), address=proved[0].local_address, unit="node")
-    return frames.Join(world_size=5, node=letter, kind="agents", who=who, paths=proved, mesh_port=4000 + ord(letter))
+    port = 4000 + ord(letter)
+    return frames.Join(world_size=5, node=node or letter, kind="agents", who=who, paths=proved, mesh_port=port)
 
 
 def place(rank: int) -> Place:
@@ -57,11 +56,17 @@ class Rules(Admission):
         self.gone_members: list[bytes] = []
         self.sealed_members: list[bytes] = []
 
+    def complete(self, now: float) -> bool:
+        return len(self.seats) == len(MEMBERS)
+
     def admits(self, now: float) -> bool:
         return self.admitting
 
     def acknowledged(self, member: bytes, now: float) -> bool:
         return self.counting
+
+    def can_go(self, now: float) -> bool:
+        return True
 
     def answers(self, member: bytes, now: float) -> bool:
         assert member in self.seats
@@ -85,36 +90,40 @@ class Running:
 
     def __init__(self, mesh: Mesh = "on") -> None:
         host = HostSeat(member=member("A"), applicant=join("A"), prefix_lengths={STORE: 24})
-        self.seats = Seats(host, 5)
-        for letter in MEMBERS[1:]:
-            self.seats.take(Seated(member(letter), ord(letter), join(letter), paths(letter, STORE)))
         self.port = RecordingPort()
         self.rules = Rules()
-        self.rules.seats = self.seats
-        self.late = Latecomers(
-            SESSION, self.seats, self.rules, self._refuse, send=self.port.send, notice=self.port.notice, mesh=mesh
-        )
-        self.refused: list[tuple[int, frames.Refused]] = []
-        self.committed = Committed(
-            epoch=4,
-            places={member(letter): place(rank) for rank, letter in enumerate(MEMBERS)},
-            store_address=STORE,
-            since=0.0,
-            store_port=5000,
-            store_token="token",
-        )
+        self.registrar = Registrar(SESSION, host, self.port, self.rules, mesh=mesh)
+        self.seats = self.registrar.seats
+        self.join(MEMBERS[1:])
+        for letter in MEMBERS[1:]:
+            self.confirm(letter)
+        self.registrar.proved(1, (), 0.0)
+        self.registrar.store_opened(1, 5000, "token", 0.0)
+        for letter in MEMBERS[1:]:
+            self.acknowledge(letter)
+        assert isinstance(self.registrar.state, Committed)
+        self.committed = self.registrar.state
+        self.port.take()
+        self.rules.sealed_members.clear()
 
-    def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:
-        self.refused.append((conn, refusal))
+    @property
+    def refused(self) -> list[tuple[int, frames.Refused]]:
+        """The refusals since the last time."""
+        sent = [(call[1], call[2]) for call in of(self.port.calls, "send")]
+        return [(conn, frame) for conn, frame in sent if isinstance(frame, frames.Refused)]
 
-    def join(self, letters: str, network: str = STORE) -> None:
-        """Let these come, and ask whoever is to be asked."""
+    def join(self, letters: str, network: str = STORE, node: str = "") -> None:
+        """Let these come."""
         for letter in letters:
-            self.late.add(Seated(member(letter), ord(letter), join(letter, network), paths(letter, network)), 0.0)
-        self.ask()
+            self.registrar.join(ord(letter), member(letter), join(letter, network, node), 0.0)
+
+    def leave(self, letter: str) -> None:
+        """Let the connection of one end."""
+        self.registrar.lost(ord(letter), 1.0)
 
     def ask(self) -> None:
-        self.late.ask(self.committed, 1.0)
+        """Let the host do what follows from an event."""
+        self.registrar.advance(1.0, held=False)
 
     def asked(self, letter: str) -> list[frames.Confirm]:
         """The questions to a latecomer since the last time."""
@@ -130,17 +139,20 @@ class Running:
     def confirm(self, letter: str, failed: str = "", how: Unreached = "no answer", network: str = STORE) -> None:
         """Let a latecomer confirm that it has not reached these."""
         failures = tuple(Failure(member=member(other), how=how) for other in failed)
-        frame = frames.Confirmed(session=SESSION, epoch=4, paths=paths(letter, network), failures=failures)
-        latecomer = self.seats.latecomers[member(letter)]
-        self.late.confirmed(latecomer, ord(letter), self.committed, frame, 2.0)
+        frame = frames.Confirmed(session=SESSION, epoch=1, paths=paths(letter, network), failures=failures)
+        self.registrar.confirmed(ord(letter), frame, 2.0)
 
     def acknowledge(self, letter: str) -> None:
-        self.late.acknowledged(self.seats.latecomers[member(letter)], ord(letter), self.committed, 3.0)
+        self.registrar.acknowledged(ord(letter), 3.0)
 
     def admit(self, letter: str, failed: str = "") -> None:
         self.confirm(letter, failed)
         self.acknowledge(letter)
-        assert member(letter) in self.seats
+        assert self.has(letter)
+
+    def has(self, letter: str) -> bool:
+        """Whether it is a member."""
+        return member(letter) in [seat.member for seat in self.seats.members()]
 
     def sealed(self, letter: str) -> list[int]:
         """The ranks that SEALED has given to a latecomer since the last time."""
@@ -156,17 +168,17 @@ def test_latecomer_becomes_a_member_by_a_commit_of_its_own() -> None:
     running = Running()
     running.join("D")
     running.port.take()
-    digest = roster_digest(roster(running.seats, running.committed.places, STORE))
+    digest = roster_digest(running.registrar.roster())
     running.confirm("D")
     members, sealed = (call[1:] for call in running.port.take())
     assert members == (ord("D"), running.rules.members(joining=1))
     assert sealed == (ord("D"), running.committed.frame(SESSION, place(3), digest))
     assert running.rules.sealed_members == [member("D")]
-    assert member("D") not in running.seats
+    assert not running.has("D")
     running.acknowledge("D")
-    assert running.port.take() == [("send", ord("D"), frames.Go(session=SESSION, epoch=4))]
+    assert running.port.take() == [("send", ord("D"), frames.Go(session=SESSION, epoch=1))]
     assert running.committed.places[member("D")] == place(3)
-    assert (list(running.seats)[-1], running.seats.latecomers) == (member("D"), {})
+    assert (running.has("D"), running.seats.latecomers()) == (True, [])
 
 
 # --- CONFIRM ---------------------------------------------------------------------------------------------------------
@@ -200,7 +212,7 @@ def test_latecomer_without_a_path_to_the_network_of_the_job_is_not_dialed() -> N
 def test_nothing_is_dialed_if_no_mesh_is_asked_for() -> None:
     running = Running("off")
     running.join("D")
-    assert running.asked("D") == [frames.Confirm(session=SESSION, epoch=4)]
+    assert running.asked("D") == [frames.Confirm(session=SESSION, epoch=1)]
     running.admit("D")
 
 
@@ -209,7 +221,7 @@ def test_latecomer_that_reaches_nobody_by_its_own_node_is_asked_without_targets(
     for seat in running.seats.values():
         seat.applicant = frames.Join(world_size=5, node=seat.applicant.node, who=seat.applicant.who)
     running.join("D")
-    assert running.asked("D") == [frames.Confirm(session=SESSION, epoch=4)]
+    assert running.asked("D") == [frames.Confirm(session=SESSION, epoch=1)]
     running.admit("D")
 
 
@@ -223,14 +235,22 @@ def test_latecomers_that_confirm_side_by_side_get_different_places() -> None:
     assert running.sealed("D") == [3]
     running.confirm("E")
     assert running.sealed("E") == [4]
+
+
+def test_a_second_confirmation_changes_nothing() -> None:
+    running = Running()
+    running.join("D")
     running.confirm("D")
-    assert running.sealed("D") == [3]
+    running.port.take()
+    running.confirm("D", "B")
+    assert running.port.take() == []
+    running.acknowledge("D")
+    assert running.has("D")
 
 
 def test_first_free_place_is_taken() -> None:
     running = Running()
-    running.seats.free(running.seats[member("B")])
-    del running.committed.places[member("B")]
+    running.leave("B")
     running.join("D")
     running.confirm("D")
     assert running.sealed("D") == [1]
@@ -241,13 +261,13 @@ def test_latecomer_is_refused_if_its_newest_paths_do_not_reach_the_store(now_the
     running = Running()
     running.join("D", ELSEWHERE if now_there else STORE)
     running.confirm("D", network=STORE if now_there else ELSEWHERE)
-    assert running.sealed("D") == ([3] if now_there else [])
     assert [(conn, each.reason) for conn, each in running.refused] == ([] if now_there else [(ord("D"), "network")])
+    assert running.sealed("D") == ([3] if now_there else [])
     assert running.rules.gone_members == ([] if now_there else [member("D")])
-    assert (running.seats.find(member("D")) is not None) is now_there
+    assert (member("D") in running.seats) is now_there
     if now_there:
         running.acknowledge("D")
-        listed = roster(running.seats, running.committed.places, STORE)
+        listed = running.registrar.roster()
         assert listed[-1].address == paths("D", STORE)[0].local_address
 
 
@@ -260,8 +280,8 @@ def test_latecomer_is_asked_again_after_a_bad_moment(why: str) -> None:
     running.rules.admitting = why != "too few members answer"
     running.confirm("D", "B" if running.rules.admitting else "")
     running.rules.admitting = True
-    assert running.sealed("D") == []
     assert (running.refused, running.left_out()) == ([], [])
+    assert running.sealed("D") == []
     running.ask()
     assert len(running.asked("D")) == 1
     running.confirm("D")
@@ -280,7 +300,7 @@ def test_latecomer_that_does_not_reach_a_member_is_refused_and_named() -> None:
     assert "refuses connections" in refusal.detail
     (text,) = running.left_out()
     assert text.startswith("host node-D (10.0.0.4 on eth0) gets no place: ")
-    assert running.seats.latecomers == {}
+    assert member("D") not in running.seats
     assert running.rules.gone_members == [member("D")]
 
 
@@ -298,20 +318,19 @@ def test_latecomer_that_does_not_reach_a_member_is_named_and_admitted_with_warn(
     running.join("D")
     running.confirm("D", "B")
     assert len(running.left_out()) == 1
+    assert not running.refused
     assert running.sealed("D") == [3]
     running.acknowledge("D")
-    assert member("D") in running.seats
-    assert not running.refused
+    assert running.has("D")
 
 
 def test_member_that_is_gone_meanwhile_is_not_missed() -> None:
     running = Running()
     running.join("D")
-    running.seats.free(running.seats[member("B")])
-    running.late.lost(member("B"))
+    running.leave("B")
     running.confirm("D", "B")
-    assert running.sealed("D") == [3]
     assert running.left_out() == []
+    assert running.sealed("D") == [1]
 
 
 @pytest.mark.parametrize("confirmed", [False, True], ids=["before CONFIRMED", "before ACK"])
@@ -328,7 +347,7 @@ def test_latecomer_dials_a_member_that_had_no_path_when_it_was_asked(confirmed: 
     else:
         running.confirm("D")
     assert told(running.port.calls, ord("D"), frames.Go) == []
-    assert member("D") not in running.seats
+    assert not running.has("D")
     running.ask()
     assert "E" in running.targets("D")
     running.admit("D")
@@ -338,8 +357,7 @@ def test_latecomer_dials_a_member_that_had_no_path_when_it_was_asked(confirmed: 
 def test_the_last_process_to_come_stands_for_its_machine_unless_the_host_does(where: str, asked: str) -> None:
     """The one before it was killed and still counts: to have reached that one says nothing of this one."""
     running = Running()
-    seat = Seated(member("D"), ord("D"), structs.replace(join("D"), node=where), paths("D", STORE))
-    running.late.add(seat, 0.0)
+    running.join("D", node=where)
     running.join("E")
     assert "".join(sorted(running.targets("E"))) == asked
 
@@ -347,8 +365,7 @@ def test_the_last_process_to_come_stands_for_its_machine_unless_the_host_does(wh
 def test_latecomer_that_did_not_reach_who_stands_for_a_member_dials_again() -> None:
     """Both live on one machine: the old one ends while the new one is started."""
     running = Running()
-    seat = Seated(member("D"), ord("D"), structs.replace(join("D"), node="B"), paths("D", STORE))
-    running.late.add(seat, 0.0)
+    running.join("D", node="B")
     running.join("E")
     running.port.take()
     running.confirm("E", "D")
@@ -378,7 +395,7 @@ def test_latecomer_that_comes_back_is_dialed_anew() -> None:
     running = Running()
     running.join("DE")
     running.port.take()
-    running.late.forget(running.seats.latecomers[member("D")].seat)
+    running.leave("D")
     running.join("D")
     running.admit("D", "E")
     running.confirm("E")
@@ -392,10 +409,9 @@ def test_failure_against_a_member_that_has_come_back_is_tried_again() -> None:
     running = Running()
     running.join("E")
     running.port.take()
-    seat = running.seats[member("B")]
-    running.seats.free(seat)
-    running.late.lost(member("B"))
-    running.seats.take(seat)
+    running.leave("B")
+    running.join("B")
+    running.admit("B", "E")
     running.confirm("E", "B")
     assert running.refused == []
     running.ask()
@@ -434,14 +450,14 @@ def test_acknowledgement_counts_for_no_later_question() -> None:
     running = Running()
     running.join("D")
     running.acknowledge("D")
-    assert member("D") not in running.seats
+    assert not running.has("D")
     running.confirm("D")
-    running.rules.counting = False
+    running.rules.admitting = False
     running.acknowledge("D")
-    running.rules.counting = True
+    running.rules.admitting = True
     running.ask()
     running.acknowledge("D")
-    assert member("D") not in running.seats
+    assert not running.has("D")
 
 
 @pytest.mark.parametrize("why", ["too few members answer", "its own lease has ended"])
@@ -454,7 +470,6 @@ def test_acknowledgement_at_a_bad_moment_is_asked_for_again(why: str) -> None:
     running.port.take()
     running.acknowledge("D")
     running.rules.admitting = running.rules.counting = True
-    assert running.port.take() == []
     running.ask()
     assert len(running.asked("D")) == 1
     running.admit("D")
@@ -467,13 +482,19 @@ def test_latecomer_has_its_time_from_join_to_ack() -> None:
     running = Running()
     running.join("DE")
     running.admit("D")
-    assert running.late.overdue(ADMITTED_SECONDS - 0.1) == []
-    assert running.late.overdue(ADMITTED_SECONDS) == [ord("E")]
+    running.port.take()
+    running.registrar.handle_timer(ADMITTED_SECONDS - 0.1)
+    assert running.port.take() == []
+    assert running.registrar.next_timer() == ADMITTED_SECONDS
+    running.registrar.handle_timer(ADMITTED_SECONDS)
+    assert running.port.take() == [("hang_up", ord("E"))]
+    assert (running.has("D"), member("E") in running.seats) == (True, False)
 
 
 def test_latecomer_that_is_gone_leaves_nothing_behind() -> None:
     running = Running()
     running.join("D")
-    running.late.forget(running.seats.latecomers[member("D")].seat)
+    running.leave("D")
     assert running.rules.gone_members == [member("D")]
-    assert running.seats.find(member("D")) is None
+    assert member("D") not in running.seats
+    assert isinstance(running.registrar.state, Committed)

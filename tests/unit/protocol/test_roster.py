@@ -29,9 +29,9 @@ def join(rank: int | None, number: int, *, unit: Unit = "rank", **more: Any) -> 
     return frames.Join(world_size=4, rank=rank, node=name, **fields)
 
 
-def seats(*applicants: frames.Join) -> dict[bytes, Seated]:
+def seats(*applicants: frames.Join) -> list[Seated]:
     """The seats of these members, in the order in which they came."""
-    return {member(number): Seated(member(number), number, each) for number, each in enumerate(applicants)}
+    return [Seated(member(number), number, each) for number, each in enumerate(applicants)]
 
 
 def placed(*ranks: int) -> dict[bytes, Place]:
@@ -71,7 +71,7 @@ def test_assigned_ranks_are_those_of_the_places(places: Mapping[bytes, Place], r
 
 
 def test_rank_that_was_given_counts_until_there_is_a_place() -> None:
-    (seat,) = seats(join(3, 0)).values()
+    (seat,) = seats(join(3, 0))
     assert rank_of(seat, {}) == 3
     assert rank_of(seat, placed(0)) == 0
 
@@ -112,7 +112,7 @@ def test_roster_has_each_member_with_its_place_in_order_of_rank() -> None:
 
 def test_roster_gives_the_addresses_on_the_network_of_the_store() -> None:
     members = seats(join(0, 0), join(1, 1), join(2, 2))
-    host, both, other = members.values()
+    host, both, other = members
     host.paths, both.paths, other.paths = paths(STORE), paths("10.2.0.1", STORE), paths("10.2.0.1")
     listed = roster(members, placed(0, 1, 2), STORE)
     # A member without a path there is named by the address by which it has joined.

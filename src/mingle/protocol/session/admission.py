@@ -6,9 +6,7 @@ agents, whose session goes on admitting. The registrar tells its admission of ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from mingle.protocol.session.seats import Seated
+from mingle.protocol.session.seats import Seats
 from mingle.wire import frames
 from mingle.wire.datagrams import Kind
 
@@ -30,7 +28,7 @@ class Admission:
 
     kind: Kind = "ranks"
     takes_latecomers = False
-    """Whether a sealed session takes members, and the loss of a member after GO only frees its seat."""
+    """Whether a sealed session takes latecomers, and the loss of a member after GO only frees its seat."""
     hands_over = True
     """Whether a host that is not the first in order asks that one to lead."""
     confirm_seconds = float("inf")
@@ -39,14 +37,14 @@ class Admission:
     """Whether a member that is still trying to reach the store has more time for its ACK."""
     had_quorum = False
     """Whether so many members have formed the session that no other one can form."""
+    seats: Seats
+    """The registrar's seats."""
     due: float | None = None
     """When :meth:`complete` can change its answer without any event."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.acknowledge_seconds = max(ACKNOWLEDGE_SECONDS, ACKNOWLEDGE_SECONDS_PER_RANK * world_size)
-        self.seats: Mapping[bytes, Seated] = {}
-        """The registrar's seats."""
 
     def mismatch(self, applicant: frames.Join) -> str:
         """Return why a newcomer's numbers do not fit this session; empty if they do."""

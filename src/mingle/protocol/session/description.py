@@ -123,7 +123,7 @@ class Description:
             addresses=self._announced(),
             port=self.endpoints.port,
             world_size=identity.world_size,
-            joined=len(registrar.seats) + len(registrar.seats.latecomers),
+            joined=len(registrar.seats),
             state="sealed" if registrar.state.sealed else "open",
             kind=identity.kind,
             assigned=registrar.seats.assigned,
@@ -136,7 +136,7 @@ class Description:
         """Return the answer to a caller that only asks for the state of the session."""
         state, version = registrar.state, registrar.status_version()
         if self._members[0] != version:  # callers can ask often
-            members = whos(registrar.seats, state.places)
+            members = whos(registrar.seats.members(), state.places)
             ranks = tuple(sorted(who.rank for who in members if who.rank is not None))[:4096]
             doubts = registrar.admission.doubts()
             roster = f"{described(members)}; {doubts}" if doubts else described(members)

@@ -266,16 +266,16 @@ def begin(
     return proof
 
 
-def begin_for(newcomer: Seated, network: str, host: HostSeat, seats: Mapping[bytes, Seated]) -> Proof:
+def begin_for(newcomer: Seated, network: str, host: HostSeat, others: Iterable[Seated]) -> Proof:
     """Return the proof of a newcomer to a running session: it dials the members, and they do not dial it.
 
     Args:
         newcomer: the member to be.
         network: the host's address on the network of the job.
         host: the host's own seat.
-        seats: all members, and other newcomers.
+        others: the members, and other latecomers.
     """
-    everyone = [*(seat for seat in seats.values() if seat.member != newcomer.member), newcomer]
+    everyone = [*others, newcomer]
     keys = _keys(everyone)
     # Another process of a node can be one that was killed and still counts: the last to come stands for its node, and
     # the newcomer for its own.

@@ -5,12 +5,12 @@ each other there (:mod:`mingle.protocol.links.prover`). The confirmations bring 
 reached, and so either settle the choice or ask for another proof. Paths and failures can change with each epoch, so all
 that counts here is bounded: each network is proved once, one of them once more at the end, :data:`MOST_MOVES` limits
 how often newer paths can move the session, and :data:`MOST_REPEATS` how often processes that were stopped can repeat a
-proof.
+proof. A running session stays on its network: there each latecomer dials the members, which do not dial it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from mingle.protocol.machine import Mesh
 from mingle.protocol.session import mesh_proof
 from mingle.protocol.session.mesh_proof import Proof
 from mingle.protocol.session.seating import common_address
-from mingle.protocol.session.seats import Seats
+from mingle.protocol.session.seats import Seated, Seats, Stage
 
 LEAST_SECONDS = 0.5
 """The least time for a target that does not answer, if the deadline is near."""
@@ -41,7 +41,7 @@ class Chosen(Struct, frozen=True):
 
 
 class NothingShared(Struct, frozen=True):
-    """No address of the host is reached by all members."""
+    """No address of the host is reached by all members, or the latecomer does not reach that of the session."""
 
 
 class AnotherProof(Struct, frozen=True):
@@ -49,12 +49,20 @@ class AnotherProof(Struct, frozen=True):
 
 
 class MeshBroken(Struct, frozen=True):
-    """On no network that the members share do all nodes reach each other."""
+    """On no network that the members share do all nodes reach each other, or the latecomer lacks some of them."""
 
     proof: Proof
 
 
 Choice: TypeAlias = Chosen | NothingShared | AnotherProof | MeshBroken
+
+
+class _Dialing(Struct):
+    """What a latecomer was asked to dial. It is kept once the latecomer is a member."""
+
+    proof: Proof
+    others: dict[bytes, bool]
+    """The processes to whose nodes it has dialed, or was asked to, each with whether it was a member then."""
 
 
 class NetworkChoice:
@@ -82,6 +90,7 @@ class NetworkChoice:
         """How often newer paths have moved the session to another network."""
         self._repeats = 0
         """How often a proof was repeated."""
+        self._dialing: dict[bytes, _Dialing] = {}
 
     def next_proof(self, now: float) -> Proof | None:
         """Return what is to be proved next; None: nothing."""
@@ -153,9 +162,77 @@ class NetworkChoice:
         proof.compare(self._broken[proof.network].failures)
         return Chosen(common, proof) if self._mode == "warn" else MeshBroken(proof)
 
+    # --- latecomers to a running session ------------------------------------------------------------------------------
+
+    def proof_for(self, latecomer: Seated, network: str) -> Proof | None:
+        """Return what a latecomer is to prove on the network of the session; None: nothing."""
+        if self._mode == "off":
+            return None
+        # Those that wait like it may be members before it is; one that has not proved a path there can't be dialed yet.
+        others = [
+            each
+            for each in self._seats.values()
+            if not each.is_latecomer or (each.stage > Stage.SEATED and _reaches(each, network))
+        ]
+        proof = mesh_proof.begin_for(latecomer, network, self._seats.host, others)
+        self._dialing[latecomer.member] = _Dialing(proof, {each.member: not each.is_latecomer for each in others})
+        return proof if proof.targets(latecomer.member) else None
+
+    def proof_of(self, latecomer: bytes) -> Proof | None:
+        """Return what a latecomer was asked to prove."""
+        dialing = self._dialing.get(latecomer)
+        return None if dialing is None else dialing.proof
+
+    def choose_for(self, latecomer: Seated, network: str, answers: Callable[[bytes], bool]) -> Choice:
+        """Return whether a latecomer can be in the session, now that it has confirmed.
+
+        Args:
+            latecomer: that has confirmed.
+            network: the host's address on the network of the session.
+            answers: returns whether a member was alive a moment ago.
+        """
+        proof, broken = self.proof_of(latecomer.member), False
+        if proof is not None:
+            others, failures = self._dialing[latecomer.member].others, list(proof.failures.values())
+            members = {seat.member for seat in self._seats.members()}
+            proof.failures = {pair: each for pair, each in proof.failures.items() if each.member in members}
+            broken = bool(proof.failures)
+            # That is no path to complain of: a member whose machine has just failed is still counted, for a latecomer
+            # that was stopped nobody has waited, and one that has come back can have another address.
+            doubtful = any(not (others.get(each.member) and answers(each.member)) for each in proof.failures.values())
+            for member in proof.unreached(failures) if self._mode == "on" else ():
+                others.pop(member, None)
+            if doubtful:
+                return AnotherProof()
+        if not _reaches(latecomer, network):
+            return NothingShared()
+        if proof is not None and broken and self._mode == "on":
+            return MeshBroken(proof)
+        return AnotherProof() if self.lacks_members(latecomer) else Chosen(network, proof if broken else None)
+
+    def lacks_members(self, latecomer: Seated) -> bool:
+        """Return whether there is a member that has not dialed the latecomer's node, nor the latecomer its node."""
+        pairs = [(latecomer.member, seat.member) for seat in self._seats.members()] if self._mode != "off" else []
+        return any(not self._has_dialed(one, other) and not self._has_dialed(other, one) for one, other in pairs)
+
+    def _has_dialed(self, one: bytes, other: bytes) -> bool:
+        return one in self._dialing and other in self._dialing[one].others
+
+    def forget(self, member: bytes) -> None:
+        """Take note that a process is gone; it can come back with another address."""
+        self._dialing.pop(member, None)
+        for each in self._dialing.values():
+            each.others.pop(member, None)
+
+    # --- all ---------------------------------------------------------------------------------------------------------
+
     def _common(self, without: Container[str] = ()) -> str | None:
         return common_address(self._seats.host, self._seats.paths(), without=without)
 
     def _is_common(self, address: str) -> bool:
         others = [each for each in self._seats.host.addresses if each != address]
         return self._common(without=others) is not None
+
+
+def _reaches(seat: Seated, address: str) -> bool:
+    return any(path.host_address == address for path in seat.paths)

@@ -75,7 +75,7 @@ class NoMesh(Unsealed):
 
 
 class Placed(Struct):
-    """A state in which the members are fixed, but for latecomers, and have their places in the job."""
+    """A state in which the members have their places in the job, and none is added but by its own GO."""
 
     sealed: ClassVar[bool] = True
     barrier: ClassVar[Stage] = Stage.SEATED

@@ -17,13 +17,14 @@ Where ranks are assigned, the first member in order hosts the job, and so is ran
 it to lead once all have confirmed (LEAD). The first then opens a session of its own, and the host closes for it, as it
 does for the winner of an election (:mod:`mingle.protocol.election`). Order decides nothing else.
 
-An :class:`Admission` decides how many members form the session, and whether it takes *latecomers* after that
-(:mod:`mingle.protocol.session.latecomers`).
+An :class:`Admission` decides how many members form the session, and whether it takes *latecomers* after CONFIRM. Each
+of them becomes a member of the running session by a commit of its own, in which it alone goes through the same stages
+from CONFIRM to GO, and its loss voids nothing. If the session is voided before GO, they become members of the open one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeGuard
 
 import msgspec
@@ -33,7 +34,6 @@ from mingle.protocol.explain.mesh_report import LeftOut
 from mingle.protocol.machine import Mesh, roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.session.admission import Admission
-from mingle.protocol.session.latecomers import Latecomers
 from mingle.protocol.session.mesh_proof import Proof, apart_from
 from mingle.protocol.session.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
 from mingle.protocol.session.phases import (
@@ -51,6 +51,7 @@ from mingle.protocol.session.phases import (
     Placed,
     Sealing,
     State,
+    Stored,
 )
 from mingle.protocol.session.roster import (
     NAMED_AGENTS,
@@ -68,6 +69,8 @@ from mingle.protocol.states import transition
 from mingle.text import few
 from mingle.wire import frames
 
+ADMITTED_SECONDS = 30.0
+"""How long a latecomer can take from JOIN to ACK; it can be bound to another session for a third of that time."""
 MOST_CALLS = 5
 """How often the session of a member that was asked to lead is called: one call is lost where one SYN is."""
 CHALLENGE_SECONDS = 1.0
@@ -158,21 +161,18 @@ class Registrar:
         self._port = port
         self._network = NetworkChoice(self.seats, mesh, deadline, partial=admission.takes_latecomers)
         self._challenges = Challenges(self._refuse)
-        self._latecomers = Latecomers(
-            session, self.seats, admission, self._refuse, send=port.send, notice=port.notice, mesh=mesh
-        )
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
     def status(self) -> frames.Status:
         """Return the state of the session, for people."""
-        state, seats = self.state, self.seats
+        state, seats, members = self.state, self.seats, self.seats.members()
         behind = seats.behind(state.barrier)
         proof = state.proof if isinstance(state, Confirming) else None
         unconfirmed = (rank_of(seat, state.places) for seat in behind)
-        agents = whos(seats, state.places)[:NAMED_AGENTS] if self.admission.takes_latecomers else []
+        agents = whos(members, state.places)[:NAMED_AGENTS] if self.admission.takes_latecomers else []
         return frames.Status(
-            joined=len(seats),
+            joined=len(members),
             world_size=seats.size,
             missing=seats.missing[:4096],
             departed=tuple(sorted(seats.departed_ranks))[:4096],
@@ -182,21 +182,21 @@ class Registrar:
             unconfirmed=tuple(sorted(rank for rank in unconfirmed if rank is not None))[:4096],
             present=tuple(str(who)[:REMEMBERED_TEXT] for who in agents),
             lacks=self.admission.lacks(),
-            hosts="" if seats.is_full else hosts(seats),
+            hosts="" if seats.is_full else hosts(members),
             unanswered="" if proof is None else mesh_report.unanswered(proof, {seat.member for seat in behind}),
-            seated=b"".join(each[: frames.SEATED_ID_BYTES] for each in seats)
-            if len(seats) <= frames.MAX_SEATED
+            seated=b"".join(seat.member[: frames.SEATED_ID_BYTES] for seat in members)
+            if len(members) <= frames.MAX_SEATED
             else b"",
         )
 
     def roster(self) -> list[frames.Seat]:
         """Return the seats of all members, in order of rank; none before the members have their places."""
         state = self.state
-        return roster(self.seats, state.places, state.store_address) if isinstance(state, Placed) else []
+        return roster(self.seats.members(), state.places, state.store_address) if isinstance(state, Placed) else []
 
     def version(self) -> tuple[object, ...]:
         """Return a value that changes whenever the roster changes."""
-        return (type(self.state), self.state.epoch, tuple(self.seats))
+        return (type(self.state), self.state.epoch, tuple(self.state.places))
 
     def status_version(self) -> tuple[object, ...]:
         """Return a value that changes whenever the status changes."""
@@ -205,7 +205,7 @@ class Registrar:
         gone = tuple(history.departures), tuple(history.refusals), frozenset(self.seats.departed_ranks)
         proof = state.proof if isinstance(state, Confirming) else None
         unanswered = () if proof is None else tuple(proof.unanswered)
-        return (*self.version(), awaited, *gone, self.admission.lacks(), unanswered)
+        return (*self.version(), tuple(self.seats), awaited, *gone, self.admission.lacks(), unanswered)
 
     def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
         """Return whether a newcomer is certainly one too many."""
@@ -216,14 +216,14 @@ class Registrar:
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         """Handle JOIN: a connection that has proved the session asks for a seat."""
         self._challenges.withdraw(conn)
-        if isinstance(self.state, HandingOver) and member == self.state.leader and self.seats.find(member) is None:
+        if isinstance(self.state, HandingOver) and member == self.state.leader and member not in self.seats:
             self._void(DOES_NOT_LEAD, f"{applicant.who} does not lead the job", now)
         if member == self.seats.host.member:
             # A forged OFFER can name this session with another host id; the host then joins itself.
             self._port.send(conn, frames.Refused(reason="session", detail="the caller is the host of this session"))
             self._port.hang_up(conn)
             return
-        known, committed = self.seats.find(member), isinstance(self.state, Committed)
+        known, committed = self.seats.get(member), isinstance(self.state, Committed)
         if known is not None:
             if known.conn == conn:
                 return  # it has asked already
@@ -232,7 +232,7 @@ class Registrar:
                 if not self.state.sealed or self.admission.takes_latecomers:
                     self._challenge(known, conn, member, applicant, now)
                     return
-            elif member in self.seats and not (committed and self.admission.takes_latecomers):
+            elif not known.is_latecomer and not (committed and self.admission.takes_latecomers):
                 self._come_back(known, conn, applicant, now)
                 return
             elif known.conn is not None:  # an agent joins a running session anew
@@ -273,7 +273,7 @@ class Registrar:
             return frames.Refused(reason="running", detail="the session is about to end", who=host)
         waits = self.admission.waits_outside(applicant) or isinstance(self.state, HandingOver)
         if applicant.rank is None and (seats.is_full or waits):
-            surplus, members = self.is_surplus(applicant.who, now), described(whos(seats, self.state.places))
+            surplus, members = self.is_surplus(applicant.who, now), described(whos(seats.members(), self.state.places))
             return frames.Refused(reason="surplus" if surplus else "full", detail=members, who=host)
         return None
 
@@ -285,14 +285,13 @@ class Registrar:
     def _seat(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         seat = Seated(member, conn, applicant, applicant.paths, joined_at=now)
         self._send_joined(seat, conn)
-        if not isinstance(self.state, Open):
-            self._latecomers.add(seat, now)
-            self._advance(now)
-            return
         self.seats.take(seat)
-        if applicant.rank is not None:
-            self.history.came(applicant)
-        self.admission.came(now)
+        if not isinstance(self.state, Open):
+            seat.admit_by = now + ADMITTED_SECONDS
+        else:
+            if applicant.rank is not None:
+                self.history.came(applicant)
+            self.admission.came(now)
         self._advance(now)
 
     def _send_joined(self, seat: Seated, conn: int) -> None:
@@ -313,7 +312,7 @@ class Registrar:
         if isinstance(self.state, Committed):
             # It has acknowledged, so it lacks only this one frame.
             self.state.lost.pop(seat.member, None)
-            self._port.send(conn, frames.Go(session=self.session, epoch=self.state.epoch))
+            self._send_go([seat])
             return
         seat.paths = applicant.paths
         self._void("a member has come back", f"{seat.who} lost its connection and came back", now)
@@ -326,17 +325,13 @@ class Registrar:
         seat = self.seats.at(conn)
         if seat is None:
             return
-        if seat.member in self.seats.latecomers:
-            self._latecomers.forget(seat)
-        elif isinstance(self.state, Committed) and not self.admission.takes_latecomers:
+        if isinstance(self.state, Committed) and not self.admission.takes_latecomers:
             self.seats.disconnect(seat)
             if not seat.done:
                 self.state.lost[seat.member] = now, reason
             return
-        else:
-            self.admission.gone(seat.member)
-            self.seats.free(seat)
-            self._latecomers.lost(seat.member)
+        self._free(seat)
+        if not seat.is_latecomer:
             self.history.gone(seat, reason)
             if isinstance(self.state, Committed):
                 del self.state.places[seat.member]
@@ -346,13 +341,25 @@ class Registrar:
         for challenge in self._challenges.take(seat.member):
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
 
+    def _free(self, seat: Seated) -> None:
+        self.admission.gone(seat.member)
+        self.seats.free(seat)
+        self._network.forget(seat.member)
+
+    def _turn_away(self, seat: Seated, refusal: frames.Refused) -> None:
+        """Refuse its seat to a process that has one."""
+        assert seat.conn is not None
+        conn = seat.conn
+        self._free(seat)
+        self._refuse(conn, seat.applicant, refusal)
+
     def _drop(self, conn: int, reason: str, now: float) -> None:
         self._port.hang_up(conn)
         self.lost(conn, now, reason)
 
     def left(self, conn: int, now: float, reason: str) -> None:
         """Handle LEAVE. After GO it is no loss if the member was ready, and one at once if it was not."""
-        seat = self.seats.member_at(conn)
+        seat = self.seats.at(conn)
         self.lost(conn, now, reason)
         if seat is not None and isinstance(self.state, Committed):
             if seat.done:
@@ -369,28 +376,20 @@ class Registrar:
     # --- frames of the members -------------------------------------------------------------------------------------
 
     def confirmed(self, conn: int, frame: frames.Confirmed, now: float) -> None:
-        """Handle CONFIRMED: a member is still there, and has proved these paths."""
-        state, latecomer, seat = self.state, self.seats.latecomer_at(conn), self.seats.member_at(conn)
-        if not self.counts(frame.epoch):
-            return
-        if latecomer is not None and isinstance(state, Committed):
-            self._latecomers.confirmed(latecomer, conn, state, frame, now)
-        elif seat is not None and isinstance(state, Confirming):
+        """Handle CONFIRMED: a process is still there, and has proved these paths."""
+        seat = self.seats.at(conn)
+        if seat is not None and seat.stage is Stage.ASKED and self.counts(frame.epoch):
             seat.paths = frame.paths
-            self._confirmed(state, seat, frame.failures, frame.blocked, now)
+            self._confirmed(seat, frame.failures, frame.blocked, now)
 
     def _confirmed(
-        self,
-        state: Confirming,
-        seat: Seated,
-        failures: Sequence[frames.Failure],
-        blocked: frames.Blocked | None,
-        now: float,
+        self, seat: Seated, failures: Sequence[frames.Failure], blocked: frames.Blocked | None, now: float
     ) -> None:
-        seat.stage = Stage.CONFIRMED
-        if state.proof is not None:
+        seat.stage, state = Stage.CONFIRMED, self.state
+        proof = state.proof if isinstance(state, Confirming) else self._network.proof_of(seat.member)
+        if proof is not None:
             unconfirmed = {each.member for each in self.seats.behind(Stage.CONFIRMED)} if failures else ()
-            state.proof.add(seat.member, failures, blocked, unconfirmed=unconfirmed)
+            proof.add(seat.member, failures, blocked, unconfirmed=unconfirmed)
         self._advance(now)
 
     def counts(self, epoch: int) -> bool:
@@ -401,32 +400,30 @@ class Registrar:
         self, epoch: int, failures: Sequence[frames.Failure], now: float, blocked: frames.Blocked | None = None
     ) -> None:
         """Handle the end of the host's own part in the proof of the mesh."""
-        state = self.state
-        if isinstance(state, Confirming) and self.counts(epoch):
-            self._confirmed(state, self.seats[self.seats.host.member], failures, blocked, now)
+        own = self.seats[self.seats.host.member]
+        if own.stage is Stage.ASKED and self.counts(epoch):
+            self._confirmed(own, failures, blocked, now)
 
     def acknowledged(self, conn: int, now: float) -> None:
-        """Handle ACK: a member has reached the store.
+        """Handle ACK: a process has reached the store.
 
-        The ACK is one of this epoch: the member has confirmed it on the same connection, and all that it sent before
-        CONFIRMED was read before the session was sealed.
+        The ACK is one of this epoch: the process has confirmed it on the same connection, and all that it sent before
+        CONFIRMED was read before it was sent SEALED.
         """
-        state, latecomer, seat = self.state, self.seats.latecomer_at(conn), self.seats.member_at(conn)
-        if latecomer is not None and isinstance(state, Committed):
-            self._latecomers.acknowledged(latecomer, conn, state, now)
-        elif seat is not None and isinstance(state, Acknowledging):
-            self.admission.acknowledged(seat.member, now)
-            seat.stage = Stage.ACKNOWLEDGED
+        seat = self.seats.at(conn)
+        if seat is not None and seat.stage is Stage.SEALED:
+            in_time = self.admission.acknowledged(seat.member, now)
+            # A latecomer that was too late is asked again; for the others can_go() counts who was in time.
+            seat.stage = Stage.ACKNOWLEDGED if in_time or not seat.is_latecomer else Stage.SEATED
             self._advance(now)
 
     def hosts_itself(self, conn: int, now: float) -> None:
         """Handle HOST_SEEN of a member about its own session: it is a member of this one no more."""
-        seat, state = self.seats.member_at(conn), self.state
+        seat, state = self.seats.at(conn), self.state
         if seat is None or state.sealed:
             return
         if isinstance(state, HandingOver) and seat.member == state.leader:
-            self.seats.free(seat)
-            self.admission.gone(seat.member)
+            self._free(seat)
             self._port.hang_up(conn)
         else:
             self._drop(conn, "it hosts a session of its own", now)
@@ -470,8 +467,8 @@ class Registrar:
 
     def ready(self, conn: int) -> None:
         """Handle READY: the member's process group stands, so its end is no loss from now on."""
-        seat = self.seats.member_at(conn)
-        if seat is not None and isinstance(self.state, Committed):
+        seat = self.seats.at(conn)
+        if seat is not None and seat.stage is Stage.IN:
             seat.done = True
 
     # --- the host --------------------------------------------------------------------------------------------------
@@ -502,26 +499,17 @@ class Registrar:
         )
         self.state = transition(TRANSITIONS, state, "the store is open", acknowledging)
         self.admission.seal()
-        self._send_all(self.admission.members())
-        digest = roster_digest(self.roster())
-        for member, seat in self.seats.items():
-            self.admission.sealed(member, now)
-            seat.stage, seat.due, seat.bound_at = Stage.SEALED, acknowledging.ends, now
-            if seat.conn is None:
-                self.admission.acknowledged(member, now)
-                seat.stage = Stage.ACKNOWLEDGED
-            else:
-                self._port.send(
-                    seat.conn, acknowledging.frame(self.session, acknowledging.places[member], digest, self.unproved)
-                )
+        self._send_sealed(acknowledging, acknowledging.places, now)
+        own = self.seats[self.seats.host.member]
+        self.admission.acknowledged(own.member, now)
+        own.stage = Stage.ACKNOWLEDGED
         self._advance(now)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`."""
-        times = [self._challenges.next_timer()]
-        times += [each.admit_by for each in self.seats.latecomers.values()]
+        times = [self._challenges.next_timer(), *(seat.admit_by for seat in self._latecomers())]
         match self.state:
             case Open() if self.admission.due is not None:
                 times.append(self.admission.due)
@@ -538,10 +526,11 @@ class Registrar:
 
     def handle_timer(self, now: float) -> None:
         """Do everything that is due."""
-        for conn in self._latecomers.overdue(now):
-            self._drop(conn, "it took too long to join", now)
+        for seat in self._latecomers():
+            if now >= seat.admit_by and seat.conn is not None:
+                self._drop(seat.conn, "it took too long to join", now)
         for member in self._challenges.unanswered(now):
-            holder = self.seats.find(member)
+            holder = self.seats.get(member)
             if holder is not None and holder.conn is not None:
                 self._drop(holder.conn, "it did not answer when another process claimed its seat", now)
         state = self.state
@@ -597,7 +586,8 @@ class Registrar:
             else:
                 self._void("not all have acknowledged in time", "the acknowledgements came too late", now)
         if isinstance(self.state, Committed):
-            self._latecomers.ask(self.state, now)
+            for seat in self._latecomers():
+                self._take_further(self.state, seat, now)
 
     def _loose(self, now: float) -> list[Seated]:
         """Return the members that can have given this session up since they acknowledged, and gone to another one.
@@ -637,13 +627,15 @@ class Registrar:
         self.state = transition(TRANSITIONS, self.state, event, confirming)
         # The host has no question to answer, but its own targets to dial.
         seats[seats.host.member].stage = Stage.CONFIRMED if proof is None else Stage.ASKED
-        plain = frames.Confirm(session=self.session, epoch=epoch)
         for seat in seats.others():
-            assert seat.conn is not None
-            seat.stage = Stage.ASKED
-            self._port.send(seat.conn, plain if proof is None else proof.asked_of(seat.member, plain))
+            self._ask(seat, proof)
         if proof is not None:
             self._port.prove_mesh(epoch, proof, now)
+
+    def _ask(self, seat: Seated, proof: Proof | None) -> None:
+        assert seat.conn is not None
+        seat.stage, plain = Stage.ASKED, frames.Confirm(session=self.session, epoch=self.state.epoch)
+        self._port.send(seat.conn, plain if proof is None else proof.asked_of(seat.member, plain))
 
     def _first(self, proof: Proof | None) -> Seated | None:
         """Return the member that has to lead in place of this host: the first in order that all nodes reach."""
@@ -681,6 +673,26 @@ class Registrar:
         self.state = transition(TRANSITIONS, state, "all have confirmed", sealing)
         self._port.open_store(epoch, address, now)
 
+    def _send_sealed(self, state: Stored, places: Mapping[bytes, frames.Place], now: float) -> None:
+        """Send SEALED to all members, or to a latecomer.
+
+        Args:
+            state: in which the session is.
+            places: those that it goes to, and their places.
+            now: the time.
+        """
+        late = isinstance(state, Committed)
+        members, digest = self.admission.members(joining=int(late)), roster_digest(self.roster())
+        for member, where in places.items():
+            seat = self.seats[member]
+            self.admission.sealed(member, now)
+            seat.stage, seat.due, seat.bound_at = Stage.SEALED, now + self.admission.acknowledge_seconds, now
+            if seat.conn is not None:
+                if members is not None:
+                    self._port.send(seat.conn, members)
+                unproved = "" if late else self.unproved
+                self._port.send(seat.conn, state.frame(self.session, where, digest, unproved))
+
     def _settle_network(self, state: Confirming, now: float) -> str | None:
         """Return the host's address on the network of the job; None: another state goes on without one."""
         match self._network.choose(state.proof, now):
@@ -712,7 +724,7 @@ class Registrar:
         Returns:
             The nodes. None if too few would stay with the host, and without it there are enough: it has to give way.
         """
-        host, count = self.seats.host.member, len(self.seats)
+        host, count = self.seats.host.member, len(self.seats.members())
         found = mesh_report.left_out(proof, host)
         if not self.admission.enough(count - len(found)):
             without_host = mesh_report.left_out(apart_from(proof, host), host)
@@ -731,20 +743,19 @@ class Registrar:
             self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
             self._port.give_way(mesh_report.without(proof, self.seats.host.member))
             return
-        seats, host = self.seats, self.seats.host
         claimants: list[Challenge] = []
         for left_out in all_left_out:
-            seat, text = seats[left_out.node.member], str(left_out)
-            assert seat.conn is not None
-            if self.admission.leave_out(text):
-                self._port.notice(text)
-            self.admission.gone(seat.member)
-            seats.free(seat)
-            claimants += self._challenges.take(seat.member)
-            self._refuse(seat.conn, seat.applicant, left_out.refusal(host.applicant.who))
+            self._tell(left_out)
+            claimants += self._challenges.take(left_out.node.member)
+            self._turn_away(self.seats[left_out.node.member], left_out.refusal(self.seats.host.applicant.who))
         self._void("nodes that reach not all others are left out", "some nodes can't reach each other", now)
         for challenge in claimants:
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
+
+    def _tell(self, left_out: LeftOut) -> None:
+        """Say which nodes another one does not reach, unless it was said lately."""
+        if self.admission.leave_out(str(left_out)):
+            self._port.notice(str(left_out))
 
     def _keep_apart(self, state: Confirming, now: float) -> None:
         """Ask the members again in a moment, or fail: they share no address of the host."""
@@ -769,13 +780,17 @@ class Registrar:
         )
         self.state = transition(TRANSITIONS, state, "all have acknowledged", committed)
         self.admission.formed()
-        for seat in self.seats.values():
-            seat.stage = Stage.IN
-        self._send_all(frames.Go(session=self.session, epoch=state.epoch))
+        self._send_go(self.seats.members())
         for challenge in self._challenges.take_all():
             # The member in the seat has acknowledged, which answers the challenge, too.
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
         self._port.formed()
+
+    def _send_go(self, seats: Sequence[Seated]) -> None:
+        for seat in seats:
+            seat.stage = Stage.IN
+            if seat.conn is not None:
+                self._port.send(seat.conn, frames.Go(session=self.session, epoch=self.state.epoch))
 
     def _void(self, event: str, reason: str, now: float) -> None:
         """Void the epoch, if members were asked to confirm it, and go on."""
@@ -784,16 +799,56 @@ class Registrar:
             self.state = transition(TRANSITIONS, self.state, event, opened)
             if event != DOES_NOT_LEAD:
                 self.unreached.clear()
+            void = frames.Void(session=self.session, epoch=opened.epoch, reason=reason[: frames.MAX_TEXT_CHARACTERS])
             for seat in self.seats.values():
-                seat.stage = Stage.SEATED
-            self._send_all(
-                frames.Void(session=self.session, epoch=opened.epoch, reason=reason[: frames.MAX_TEXT_CHARACTERS])
-            )
-            self.seats.take_latecomers()
+                if seat.conn is not None and not seat.is_latecomer:
+                    self._port.send(seat.conn, void)
+                seat.stage, seat.admit_by = Stage.SEATED, float("inf")
             self._port.reopened(reason, now)
         self._advance(now)
 
-    def _send_all(self, frame: frames.AnyFrame | None) -> None:
-        for seat in self.seats.values():
-            if seat.conn is not None and frame is not None:
-                self._port.send(seat.conn, frame)
+    # --- latecomers after GO -----------------------------------------------------------------------------------------
+
+    def _latecomers(self) -> list[Seated]:
+        return self.seats.latecomers() if self.admission.takes_latecomers else []
+
+    def _take_further(self, state: Committed, latecomer: Seated, now: float) -> None:
+        """Take the next step in the commit of a latecomer to the running session."""
+        if latecomer.stage in (Stage.ASKED, Stage.SEALED):
+            return
+        if not self.admission.admits(now):
+            latecomer.stage = Stage.SEATED  # it is asked, once more, as soon as the session can take it
+        elif latecomer.stage is Stage.SEATED:
+            self._ask(latecomer, self._network.proof_for(latecomer, state.store_address))
+        elif latecomer.stage is Stage.CONFIRMED:
+            self._seal_latecomer(state, latecomer, now)
+        elif self._network.lacks_members(latecomer):
+            latecomer.stage = Stage.SEATED
+        else:
+            assert latecomer.place is not None
+            state.places[latecomer.member], latecomer.admit_by = latecomer.place, float("inf")
+            self._send_go([latecomer])
+
+    def _seal_latecomer(self, state: Committed, latecomer: Seated, now: float) -> None:
+        """Send SEALED to a latecomer that has confirmed, unless it has not reached the store's address or a member."""
+        host, network = self.seats.host.applicant.who, state.store_address
+        match self._network.choose_for(latecomer, network, lambda member: self.admission.answers(member, now)):
+            case AnotherProof():
+                latecomer.stage = Stage.SEATED
+            case NothingShared():
+                detail = f"the store listens on {network}, which the newcomer has not reached"
+                self._turn_away(latecomer, frames.Refused(reason="network", detail=detail, who=host))
+            case MeshBroken(proof=proof):
+                left_out = mesh_report.without(proof, latecomer.member)
+                self._tell(left_out)
+                self._turn_away(latecomer, left_out.refusal(host))
+            case Chosen(broken=broken):
+                if broken is not None:
+                    self._tell(mesh_report.without(broken, latecomer.member))
+                given = [each.place for each in self._latecomers() if each.stage >= Stage.SEALED]
+                taken = {each.rank for each in (*state.places.values(), *given) if each is not None}
+                rank, size = next(rank for rank in range(self.seats.size) if rank not in taken), self.seats.size
+                latecomer.place = frames.Place(
+                    rank=rank, world_size=size, local_rank=0, local_world_size=1, node_rank=rank, num_nodes=size
+                )
+                self._send_sealed(state, {latecomer.member: latecomer.place}, now)

@@ -6,7 +6,7 @@ The registrar (:mod:`mingle.protocol.session.registrar`) decides; nothing here d
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -50,14 +50,14 @@ class History:
                 self.refusals.remove(refusal)
 
 
-def whos(seats: Mapping[bytes, Seated], places: Mapping[bytes, frames.Place]) -> list[frames.ProcessInfo]:
+def whos(members: Iterable[Seated], places: Mapping[bytes, frames.Place]) -> list[frames.ProcessInfo]:
     """Return the members' processes by rank, or in order while they have none.
 
     Args:
-        seats: the members.
+        members: the members.
         places: their places in the job, once they have any.
     """
-    ordered = sorted(seats.values(), key=lambda seat: seat.key)
+    ordered = sorted(members, key=lambda seat: seat.key)
     everyone = [msgspec.structs.replace(seat.applicant.who, rank=rank_of(seat, places)) for seat in ordered]
     return sorted(everyone, key=lambda who: -1 if who.rank is None else who.rank)
 
@@ -73,9 +73,9 @@ def described(members: Sequence[frames.ProcessInfo]) -> str:
     return few(members, "; ")[: frames.MAX_TEXT_CHARACTERS]
 
 
-def hosts(seats: Mapping[bytes, Seated]) -> str:
+def hosts(members: Iterable[Seated]) -> str:
     """Return the host names of the members' machines, in order; with their addresses where machines share a name."""
-    applicants = [seat.applicant for seat in sorted(seats.values(), key=lambda seat: seat.key)]
+    applicants = [seat.applicant for seat in sorted(members, key=lambda seat: seat.key)]
     machines: dict[tuple[str, NodeKey], str] = {}
     for key, applicant in zip(node_keys(applicants), applicants, strict=True):
         machines.setdefault((applicant.who.hostname or "unknown", key), applicant.who.address)
@@ -84,19 +84,17 @@ def hosts(seats: Mapping[bytes, Seated]) -> str:
     return few(f"{name} ({address})" if address and shared[name] > 1 else name for name, address in named)
 
 
-def roster(
-    seats: Mapping[bytes, Seated], places: Mapping[bytes, frames.Place], store_address: str
-) -> list[frames.Seat]:
+def roster(members: Iterable[Seated], places: Mapping[bytes, frames.Place], store_address: str) -> list[frames.Seat]:
     """Return the seats of all members, in order of rank.
 
     Args:
-        seats: the members.
+        members: the members.
         places: their places in the job.
         store_address: the host's address on the network of the job.
     """
     listed = []
-    for member, seat in seats.items():
-        place = places[member]
+    for seat in members:
+        place = places[seat.member]
         listed.append(
             frames.Seat(
                 rank=place.rank,

@@ -1,4 +1,4 @@
-"""The seats of a session: which process holds which seat, on which connection. Pure.
+"""The seats of a session: which process holds which seat, on which connection, and how far it has come. Pure.
 
 A member is known by its member id, and proves that it holds its seat by the seat's *token*. :class:`Seats` is the book
 that the registrar keeps (:mod:`mingle.protocol.session.registrar`). If a newcomer wants a seat that is taken, it
@@ -23,7 +23,7 @@ CLAIM_BYTES = 5
 
 
 class Stage(enum.IntEnum):
-    """How far the holder of a seat has come in the present epoch. A VOID takes it back to the first stage."""
+    """How far the holder of a seat has come in the present epoch. VOID takes it back to the first stage."""
 
     SEATED = 0
     ASKED = 1
@@ -39,16 +39,21 @@ class Stage(enum.IntEnum):
 
 
 class Seated(Struct):
-    """A member that has a seat, or a latecomer."""
+    """A process that has a seat: a member, or a latecomer."""
 
     member: bytes
     conn: int | None
     """Its connection; None for the host itself, and for a member that was lost after GO."""
     applicant: frames.Join
+    """Its JOIN."""
     paths: tuple[frames.Path, ...] = ()
     token: bytes = field(default_factory=new_token)
     """Only the process that knows it comes back into the seat; the host tells it to the holder in JOINED."""
     stage: Stage = Stage.SEATED
+    admit_by: float = float("inf")
+    """When a latecomer is dropped that is no member by then; infinity: it is a member."""
+    place: frames.Place | None = None
+    """The place of a latecomer in the job, once it was sent SEALED."""
     due: float = float("inf")
     """By when it must have acknowledged."""
     bound_at: float = float("-inf")
@@ -59,6 +64,11 @@ class Seated(Struct):
     """When it asked for its seat."""
     ahead: int = 0
     """Agents only: by how many seconds its wall clock is ahead of the host's, as far as it is known."""
+
+    @property
+    def is_latecomer(self) -> bool:
+        """Whether it came after CONFIRM. It is no member before its own GO, and only takes up a seat."""
+        return self.admit_by < float("inf")
 
     @property
     def who(self) -> frames.ProcessInfo:
@@ -80,18 +90,6 @@ class Seated(Struct):
             return True, b"", True, 0, 0, b""  # all alike: sorting leaves them in the order in which they came
         local = applicant.local_rank
         return False, applicant.order, local is None, local or 0, applicant.who.pid, self.member
-
-
-class Latecomer(Struct):
-    """An agent that joined after CONFIRM. It is not in the job before its own ACK."""
-
-    seat: Seated
-    admit_by: float
-    """When it is dropped if it has not acknowledged."""
-    asked: bool = False
-    """Whether it was asked to confirm."""
-    place: frames.Place | None = None
-    """Its place in the job, once it was sent SEALED."""
 
 
 class HostSeat(Struct, frozen=True, kw_only=True):
@@ -116,7 +114,7 @@ class HostSeat(Struct, frozen=True, kw_only=True):
 
 
 class Seats(dict[bytes, Seated]):
-    """The members of a session by their ids, the host first, and the latecomers beside them.
+    """All that have a seat in a session by their ids, the host first: its :meth:`members`, and its :meth:`latecomers`.
 
     A caller reads it as a mapping. Only the methods below change it, since they keep ranks and connections up to date.
 
@@ -129,11 +127,9 @@ class Seats(dict[bytes, Seated]):
         super().__init__({host.member: Seated(host.member, None, host.applicant, host.applicant.paths)})
         self.host = host
         self.size = size
-        self.latecomers: dict[bytes, Latecomer] = {}
         self.departed_ranks: set[int] = set()
         """The given ranks whose members are gone."""
         self._conns: dict[int, bytes] = {}
-        """The connections of members and latecomers."""
         self._ranks = {} if host.applicant.rank is None else {host.applicant.rank: host.member}
         """The member that holds each given rank."""
 
@@ -146,8 +142,8 @@ class Seats(dict[bytes, Seated]):
 
     @property
     def is_full(self) -> bool:
-        """Whether all seats are taken, if the latecomers count."""
-        return len(self) + len(self.latecomers) >= self.size
+        """Whether all seats are taken."""
+        return len(self) >= self.size
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -166,18 +162,26 @@ class Seats(dict[bytes, Seated]):
         """Whether every member but the host has said good-bye, or was lost for good."""
         return all(seat.done and seat.conn is None for seat in self.others())
 
+    def members(self) -> list[Seated]:
+        """Return those that are in the session, or form it in the present epoch."""
+        return [seat for seat in self.values() if not seat.is_latecomer]
+
+    def latecomers(self) -> list[Seated]:
+        """Return those that came after CONFIRM, and are no members yet."""
+        return [seat for seat in self.values() if seat.is_latecomer]
+
     def others(self) -> list[Seated]:
         """Return the members without the host."""
-        return [seat for seat in self.values() if seat.member != self.host.member]
+        return [seat for seat in self.members() if seat.member != self.host.member]
 
     def behind(self, stage: Stage) -> list[Seated]:
         """Return the members that have not come to a stage."""
-        return [seat for seat in self.values() if seat.stage < stage]
+        return [seat for seat in self.members() if seat.stage < stage]
 
     def have_come_to(self, stage: Stage) -> bool:
         """Return whether all members have come to a stage: the barrier before the next one."""
         # The members come in about the order of their seats, so the search for one that is awaited begins at the end.
-        return all(seat.stage >= stage for seat in reversed(self.values()))
+        return all(seat.stage >= stage or seat.is_latecomer for seat in reversed(self.values()))
 
     def in_order(self) -> list[Seated]:
         """Return the members, the host first and the others in order: so ranks are assigned."""
@@ -197,8 +201,7 @@ class Seats(dict[bytes, Seated]):
         if not applicant.order.startswith(EXPLICIT) or len(applicant.order) > CLAIM_BYTES:
             return None
         machine, shares = machine_of(applicant), applicant.who.unit == "rank"
-        taken = (*self.values(), *(latecomer.seat for latecomer in self.latecomers.values()))
-        alike = (seat for seat in taken if seat.applicant.order == applicant.order)
+        alike = (seat for seat in self.values() if seat.applicant.order == applicant.order)
         return next((seat for seat in alike if not shares or machine_of(seat.applicant) != machine), None)
 
     def paths(self) -> list[tuple[frames.Path, ...]]:
@@ -206,25 +209,16 @@ class Seats(dict[bytes, Seated]):
         return [seat.paths for seat in self.others()]
 
     def connections(self) -> list[int]:
-        """Return the connections of all members and latecomers."""
+        """Return the connections of all that have a seat."""
         return list(self._conns)
 
-    def member_at(self, conn: int) -> Seated | None:
-        """Return the member on a connection."""
+    def at(self, conn: int) -> Seated | None:
+        """Return the seat of the process on a connection."""
         return self.get(self._conns.get(conn, b""))
 
-    def latecomer_at(self, conn: int) -> Latecomer | None:
-        """Return the latecomer on a connection."""
-        return self.latecomers.get(self._conns.get(conn, b""))
-
-    def at(self, conn: int) -> Seated | None:
-        """Return the member or latecomer on a connection."""
-        return self.find(self._conns.get(conn, b""))
-
     def find(self, member: bytes) -> Seated | None:
-        """Return the member or latecomer of this id."""
-        latecomer = self.latecomers.get(member)
-        return self.get(member) if latecomer is None else latecomer.seat
+        """Return the seat of a process."""
+        return self.get(member)
 
     def holder(self, rank: int | None) -> Seated | None:
         """Return the member that holds a given rank."""
@@ -239,24 +233,13 @@ class Seats(dict[bytes, Seated]):
         own.applicant, own.paths = host.applicant, host.applicant.paths
 
     def take(self, seat: Seated) -> None:
-        """Give a newcomer, or an admitted latecomer, its seat."""
+        """Give a process its seat."""
         self[seat.member] = seat
-        self.latecomers.pop(seat.member, None)
         self._connect(seat)
         rank = seat.applicant.rank
         if rank is not None:
             self._ranks[rank] = seat.member
             self.departed_ranks.discard(rank)
-
-    def wait(self, latecomer: Latecomer) -> None:
-        """Let a latecomer wait beside the members."""
-        self.latecomers[latecomer.seat.member] = latecomer
-        self._connect(latecomer.seat)
-
-    def take_latecomers(self) -> None:
-        """Give all latecomers their seats: the session takes members again."""
-        for latecomer in list(self.latecomers.values()):
-            self.take(latecomer.seat)
 
     def move(self, seat: Seated, conn: int) -> None:
         """Move a member to a new connection."""
@@ -271,11 +254,9 @@ class Seats(dict[bytes, Seated]):
             seat.conn = None
 
     def free(self, seat: Seated) -> None:
-        """Free the seat of a member that is gone, or forget a latecomer."""
+        """Free the seat of a process that is gone."""
         if seat.conn is not None:
             del self._conns[seat.conn]
-        if self.latecomers.pop(seat.member, None) is not None:
-            return
         del self[seat.member]
         rank = seat.applicant.rank
         if rank is not None:
