@@ -20,6 +20,7 @@ from datetime import timedelta
 from msgspec import structs
 
 from mingle import forksafe
+from mingle.collector import collector_paused, resume_collector
 from mingle.config import settings
 from mingle.config.launchers import Placement
 from mingle.config.settings import Arguments, Settings
@@ -29,7 +30,7 @@ from mingle.distributed.environment import process_environment
 from mingle.distributed.process_group import GroupArguments
 from mingle.distributed.session import LoneSession, RunningSession, Session
 from mingle.engine import progress, store
-from mingle.engine.discovery import Discovery, collector_paused, resume_collector
+from mingle.engine.discovery import Discovery
 from mingle.engine.party import process_identity
 from mingle.errors import ConfigurationError, MingleError, no_port, opening
 from mingle.job import Job, Member

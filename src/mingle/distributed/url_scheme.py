@@ -16,6 +16,7 @@ they win, as with ``tcp://`` and ``file://``.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -23,6 +24,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+from mingle.collector import collector_paused, resume_collector
 from mingle.errors import ConfigurationError, MingleError, cut_frames
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ def install() -> None:
 
 def _register() -> None:
     # Torch is there, so this is a rank: it loads what it needs now, and not while the others wait for it.
-    from mingle.distributed.rendezvous import FORMED
+    with collector_paused() if gc.isenabled() else contextlib.nullcontext():  # a call of mingle may have paused it
+        from mingle.distributed.rendezvous import FORMED
 
     torch_rendezvous = importlib.import_module(_MODULE)
     handlers = getattr(torch_rendezvous, "_rendezvous_handlers", {})
@@ -158,7 +161,6 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
 
 def _rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int, int]]:
     from mingle.distributed import process_group, rendezvous
-    from mingle.engine.discovery import collector_paused, resume_collector
 
     backend, group_name = _call_of_torch()
     world = process_group.world()

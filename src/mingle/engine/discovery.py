@@ -6,16 +6,14 @@ is made and destroyed.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import logging
 import math
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from mingle.collector import resume_collector
 from mingle.config.settings import Settings
 from mingle.engine import store
 from mingle.engine.party import Party
@@ -38,47 +36,8 @@ FIRST_WATCH_SECONDS = 0.05
 LINGER_SECONDS = 1.0
 """How long a member keeps its UDP sockets after GO. Closing them takes a tenth of a millisecond, but all ranks of the
 machine compete for its cores at that moment, and this rank's caller for the interpreter."""
-
-
-# --- the garbage collector -----------------------------------------------------------------------------------------
-
 COLLECTOR_PAUSE_SECONDS = 1.0
 """For how long a discovery runs without garbage collection. A rank that waits longer collects while it waits."""
-_collector_paused_by: threading.Thread | None = None
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector, unless the program has switched it off; `Discovery.run` bounds the pause.
-
-    A full collection is due soon after the import of torch. It walks over all objects of torch, which takes some 80 ms,
-    and if it falls into the call on rank 0, all other ranks wait for it as well.
-    """
-    global _collector_paused_by
-    try:
-        if gc.isenabled():
-            _collector_paused_by = threading.current_thread()
-        gc.disable()
-        yield
-    finally:
-        resume_collector()
-
-
-def resume_collector() -> None:
-    """End the pause of the garbage collector, if this thread began one: a call that is refused ends no other's."""
-    if _collector_paused_by is threading.current_thread():
-        _collect_again()
-
-
-def _collect_again() -> None:
-    global _collector_paused_by
-    if _collector_paused_by is not None:
-        gc.enable()
-        _collector_paused_by = None
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_collect_again)
 
 
 class Discovery(Party):

@@ -418,12 +418,6 @@ def test_a_rank_that_waits_collects_garbage_meanwhile(monkeypatch: pytest.Monkey
     assert collects.is_set()
 
 
-def test_a_forked_child_collects_garbage_whatever_another_thread_does() -> None:
-    with discovery.collector_paused():
-        assert not gc.isenabled()
-        assert in_child(lambda: str(gc.isenabled())) == "True"
-
-
 def test_a_call_that_is_refused_leaves_the_pause_of_the_other_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the two steps of that thread's pause, it would leave the collector off for ever."""
     disable, seen = gc.disable, []
