@@ -196,20 +196,14 @@ Figures are medians of n runs, with the 5th and the 95th percentile if there are
 one comparison: each was measured at another time, under another load.
 """
 
-TRIED = """\
+SIMULATED = """\
 ## Many ranks, simulated
 
 [The table](benchmarks.md#many-ranks) is made by `python -m tests.lan late --loss 0.3 --ranks 1000 --waiting 60`, and
 with work by `python -m tests.lan crowd --ranks 1024 --cores 2` (with `PYTHONPATH=src`).
-
-## Tried and left out
-
-- To join the host's preface with WELCOME in one packet: in the simulator, two rank 0s no longer both failed.
-- To let a waiting rank ask every 5 s in the end, not every 2.5 s: an agent whose network had healed once needed more
-  than 10 s to find its job.
 """
 
-PICTURE_ALONE = {"breakdown", "one_datagram", "micro"}
+PICTURE_ALONE = {"breakdown", "limit", "micro", "one_datagram", "start_up"}
 """Their figures are many and say little one by one."""
 RATIO_ALONE = {"mesh_cost"}
 """Their times are those of another comparison under another load."""
@@ -241,7 +235,7 @@ def _method(ordered: Sequence[tuple[Comparison, Mapping[str, str]]]) -> str:
         named = f"`{comparison.name}`, load {about['load']}"
         parts += [f"## {comparison.title}\n", f"{comparison.text}\n", *_picture(comparison)]
         parts += [f"{': '.join(filter(None, (named, _spread(comparison))))}.\n"]
-    return "\n".join([*parts, TRIED])
+    return "\n".join([*parts, SIMULATED])
 
 
 def _spread(comparison: Comparison) -> str:
