@@ -74,7 +74,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri in (HOME, *DOCUMENTS):
         markdown = markdown.replace("](docs/", "](")
         # What else the repository has is no page.
-        markdown = re.sub(r"\[([^\]]*)\]\((?!https?:)[\w.-]+/[^)]*\)", r"\1", markdown)
+        markdown = re.sub(r"\[([^\]]*)\]\((?!https?:|pictures/)[\w.-]+/[^)]*\)", r"\1", markdown)
     markdown = markdown.replace("](../README.md)", "](index.md)").replace("](LICENSE)", "](index.md)")
     markdown = re.sub(r"\]\(\.\./(examples/[^)]*[^)/])\)", r"](\1.txt)", markdown)
     markdown = re.sub(r"\[([^\]]*)\]\(\.\./examples/[^)]*/\)", r"\1", markdown)

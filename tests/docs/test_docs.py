@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -38,7 +39,7 @@ from tests.support.documents import _FENCE, README, ROOT, UPDATE, Block, blocks,
 from tests.support.forked_ranks import Rank, run_ranks
 from tests.support.ports import free_udp_port
 from tests.unit.test_project import MODULES, imports
-from tools import build_reference
+from tools import build_reference, site_hook
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 LIBRARY = ROOT / "docs" / "library.md"
@@ -484,6 +485,16 @@ def test_links_lead_somewhere(path: Path) -> None:
         if not target.exists() or (anchor and anchor not in _anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def test_the_home_of_the_site_shows_the_pictures_of_the_readme() -> None:
+    """It is README, one folder up: mkdocs itself finds a broken link, but not one that was dropped."""
+    home = site_hook.on_page_markdown(
+        read(README), SimpleNamespace(file=SimpleNamespace(src_uri=site_hook.HOME), meta={})
+    )
+    assert re.findall(r"!\[.*\]\((.*)\)", home) == [
+        each.removeprefix("docs/") for each in re.findall(r"!\[.*\]\((.*)\)", read(README))
+    ]
 
 
 def _anchors(path: Path) -> set[str]:
