@@ -153,3 +153,16 @@ def test_a_job_forms_with_the_rule_set_of_the_page(
             host.namespace.nft(page_rules(hook))
     door(hosts)
     assert is_content(hosts[0])
+
+
+@pytest.mark.parametrize("door", [by_init, by_torchrun], ids=["init", "torchrun"])
+def test_a_job_forms_with_the_port_range_of_the_page(lab: Lab, door: Callable[[list[Host]], None]) -> None:
+    (ranged,) = re.findall(r"^ip saddr .*tcp dport .*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    rules, replaced = re.subn(r"ip saddr .* meta l4proto tcp accept", ranged, page_rules("input"))
+    assert replaced == 1
+    network = lab.network("10.0.0.0/24")
+    hosts = [lab.host(network) for _ in range(3)]
+    for host in hosts:
+        host.namespace.nft(rules)
+    door(hosts)
+    assert is_content(hosts[0])
