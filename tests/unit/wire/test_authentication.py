@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import hashlib
 import hmac
 
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 from mingle.errors import ConfigurationError
 from mingle.wire import authentication
 from mingle.wire.authentication import (
-    DATAGRAM_MAC_BYTES,
-    FRAME_MAC_BYTES,
     NONCE_BYTES,
     FrameKeys,
     JobKey,
@@ -76,15 +73,6 @@ def test_without_scrypt_a_secret_is_an_error_that_says_so(error: Exception, monk
     assert SECRET.decode() not in str(raised.value)
 
 
-def test_mac_is_as_long_as_the_datagram_format_says() -> None:
-    assert len(JobKey(SECRET, JOB).mac(b"datagram", b"")) == DATAGRAM_MAC_BYTES
-
-
-def test_verify_takes_the_mac_of_the_same_key_purpose_and_data() -> None:
-    tag = JobKey(SECRET, JOB).mac(b"purpose", b"data")
-    assert JobKey(SECRET, JOB).verify(b"purpose", b"data", tag)
-
-
 @pytest.mark.parametrize(
     ("secret", "job", "purpose", "data"),
     [
@@ -96,17 +84,9 @@ def test_verify_takes_the_mac_of_the_same_key_purpose_and_data() -> None:
 )
 def test_verify_refuses_when_anything_differs(secret: bytes, job: str, purpose: bytes, data: bytes) -> None:
     tag = JobKey(SECRET, JOB).mac(b"purpose", b"data")
+    assert JobKey(SECRET, JOB).verify(b"purpose", b"data", tag)
+    assert not JobKey(SECRET, JOB).verify(b"purpose", b"data", tag[:-1])
     assert not JobKey(secret, job).verify(purpose, data, tag)
-
-
-@pytest.mark.parametrize("tag", [b"", bytes(31), bytes(32), bytes(33)])
-def test_verify_refuses_tags_of_any_length(tag: bytes) -> None:
-    assert not JobKey(SECRET, JOB).verify(b"purpose", b"data", tag)
-
-
-def test_a_shortened_tag_is_no_tag() -> None:
-    key = JobKey(SECRET, JOB)
-    assert not key.verify(b"purpose", b"data", key.mac(b"purpose", b"data")[:-1])
 
 
 @pytest.mark.parametrize("keep", [repr, str, "{}".format])
@@ -123,11 +103,6 @@ def test_joined_fields_are_equal_only_for_equal_lists(first: list[bytes], second
     assert (join_fields(first) == join_fields(second)) == (first == second)
 
 
-def test_fields_do_not_run_into_each_other() -> None:
-    lists = ([b"ab", b"c"], [b"a", b"bc"], [b"abc"], [b"abc", b""])
-    assert len({join_fields(fields) for fields in lists}) == len(lists)
-
-
 def test_nonces_are_fresh() -> None:
     nonces = {new_nonce() for _ in range(100)}
     assert len(nonces) == 100
@@ -139,34 +114,14 @@ def frame_keys() -> tuple[FrameKeys, FrameKeys]:
     return FrameKeys(key, b"transcript", host=False), FrameKeys(key, b"transcript", host=True)
 
 
-def test_frames_are_taken_in_the_order_in_which_they_were_sealed() -> None:
+def test_a_frame_is_taken_once_in_its_place_and_direction_on_its_connection() -> None:
     member, host = frame_keys()
-    for body in (b"one", b"two", b"two"):
-        tag = member.seal(body)
-        assert len(tag) == FRAME_MAC_BYTES
-        assert host.check(body, tag)
-
-
-def test_a_frame_counts_once() -> None:
-    member, host = frame_keys()
-    tag = member.seal(b"one")
-    assert host.check(b"one", tag)
-    assert not host.check(b"one", tag)
-
-
-def test_a_frame_out_of_order_is_refused() -> None:
-    member, host = frame_keys()
-    member.seal(b"one")
-    assert not host.check(b"two", member.seal(b"two"))
-
-
-def test_a_frame_is_no_frame_of_the_other_direction() -> None:
-    member, _ = frame_keys()
-    tag = copy.copy(member).seal(b"one")
-    assert not member.check(b"one", tag)
-
-
-def test_a_frame_of_another_connection_is_refused() -> None:
-    member, _ = frame_keys()
     other = FrameKeys(JobKey(SECRET, JOB), b"another transcript", host=True)
-    assert not other.check(b"one", member.seal(b"one"))
+    first, second, third = (member.seal(body) for body in (b"one", b"two", b"two"))
+    assert not frame_keys()[0].check(b"one", first), "the other direction"
+    assert not other.check(b"one", first), "another connection"
+    assert not frame_keys()[1].check(b"two", second), "out of order"
+    assert host.check(b"one", first)
+    assert host.check(b"two", second)
+    assert not host.check(b"two", second), "twice"
+    assert not host.check(b"two", third), "what was refused has its place as well"
