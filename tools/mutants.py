@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-BESIDES = {"wire": ["tests/golden"], "config": ["tests/unit/test_doors.py"]}
+BESIDES = {"wire": ["tests/golden", "tests/unit/test_text.py"], "config": ["tests/unit/test_doors.py"]}
 """The quick tests of a room that do not stand in ``tests/unit/ROOM``."""
 SECONDS_PER_TEST = 10
 MOST_TIMEOUTS = 2

@@ -157,12 +157,6 @@ def test_a_job_that_gathers_has_no_store_to_print(port: int, words: tuple[str, .
     assert ("error" in json.loads(result.stdout)) if words == ("--json",) else (result.stdout == expected)
 
 
-def test_a_shell_that_evaluates_what_was_not_found_gets_a_failure(port: int) -> None:
-    result = command("find", "nothing", "--export", "-t", "0.5", port=port)
-    assert result.exit_code == 1
-    assert subprocess.run(["sh", "-c", 'eval "$1"', "sh", result.stdout], check=False).returncode == 1
-
-
 def test_an_export_is_no_json(port: int) -> None:
     result = command("find", "job", "--export", "--json", port=port)
     assert result.exit_code == 2

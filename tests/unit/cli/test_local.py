@@ -162,8 +162,6 @@ def test_the_sections_of_env_hold_the_results_and_the_variables_behind_them() ->
         ({"MINGLE_JOB_ID": ""}, "ConfigurationError", "is empty"),
         ({"MINGLE_JOB_ID": "nccl"}, "ConfigurationError", "name of a torch backend"),
         ({**TORCHRUN, "TORCHELASTIC_RUN_ID": 257 * "x"}, "ConfigurationError", "257 bytes long"),
-        ({"MINGLE_SECRET": "a", "MINGLE_SECRET_FILE": "b"}, "ConfigurationError", "both"),
-        ({"MINGLE_TIMEOUT": "5m"}, "ConfigurationError", "MINGLE_TIMEOUT"),
         ({"MINGLE_MASTER_PORT": "abc"}, "ConfigurationError", "MINGLE_MASTER_PORT"),
         ({"MINGLE_MESH": "yes"}, "ConfigurationError", "MINGLE_MESH"),
         ({**TORCHRUN, "MASTER_PORT": "abc"}, "LauncherError", "MASTER_PORT"),

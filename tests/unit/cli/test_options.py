@@ -70,27 +70,6 @@ def test_the_time_is_the_option_else_the_commands_else_the_variable() -> None:
     assert run(timeout=None, MINGLE_TIMEOUT="9")[0].discovery_timeout == 9
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (("-t", "0"), "--timeout=0.0 "),
-        (("--timeout", "nan"), "--timeout=nan "),
-        (("--peers", "node1:abc"), "--peers='node1:abc'"),
-        (("--peers", "node0", "--peers", "http://x"), "--peers holds 'http://x'"),
-        (("-i", ","), "--interface=',' "),
-    ],
-)
-def test_an_option_that_cannot_be_used_is_named_as_it_was_given(words: tuple[str, ...], named: str) -> None:
-    @click.command("probe")
-    @shared_options(timeout="")
-    def probe(shared: Shared) -> None:
-        shared.network()
-
-    result = CliRunner().invoke(probe, words)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"mingle-discover probe: {named}")
-
-
 def test_interfaces_of_an_option_are_those_of_the_option() -> None:
     network, _ = run("-i", "eth7")
     assert network.interfaces_from == "--interface"

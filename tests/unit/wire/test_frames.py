@@ -226,55 +226,6 @@ def test_frame_with_a_wrong_field_is_malformed(frame: AnyFrame, wrong: dict[str,
         read(from_fields({**fields, **wrong}))
 
 
-T = "TEXT"
-SOMEBODY = frames.ProcessInfo(hostname=T, address=T)
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        frames.Join(
-            world_size=1,
-            node="n",
-            who=SOMEBODY,
-            versions={T: T},
-            paths=(frames.Path(host_address="192.0.2.1", local_address="192.0.2.2", interface=T),),
-        ),
-        frames.Refused(reason="full", detail=T, who=SOMEBODY, cause=T, remedy=T),
-        frames.Running(state="open", world_size=1, host=SOMEBODY, roster=T),
-        frames.Confirmed(
-            session=SESSION, epoch=1, paths=(), failures=(frames.Failure(member=MEMBER, how="refused", detail=T),)
-        ),
-        frames.Void(session=SESSION, epoch=1, reason=T),
-        frames.Leave(session=SESSION, reason=T),
-        frames.Closed(session=SESSION, reason=T, unconnected=(T, T), cause=T, remedy=T),
-        frames.Members(generation=1, present=(SOMEBODY,), left_out=(T,)),
-        frames.Status(
-            joined=0,
-            world_size=1,
-            left=(T,),
-            refused=(T,),
-            phase=T,
-            present=(T,),
-            lacks=T,
-            hosts=T,
-            unanswered=T,
-        ),
-        frames.Roster(
-            first=0,
-            total=1,
-            seats=(frames.Seat(rank=0, local_rank=0, node_rank=0, hostname=T, address="192.0.2.1", pid=1),),
-        ),
-    ],
-    ids=lambda frame: type(frame).__name__,
-)
-def test_texts_for_people_are_printable_once_they_are_read(frame: AnyFrame) -> None:
-    encoded = encode_frame(frame)
-    received = read(encoded.replace(T.encode(), b"\x1b[2J"))
-    assert received is not None
-    assert encode_frame(received) == encoded.replace(T.encode(), b"?[2J")
-
-
 @pytest.mark.parametrize(
     ("named", "text"),
     [
