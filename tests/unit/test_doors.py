@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -115,7 +116,7 @@ TAKES: dict[str, tuple[str, ...]] = {
 """The settings that are arguments, options or keys of a door; variables count at all of them."""
 NOT_OF_THE_NETWORK = ("node_rank", "mesh", "master_port")
 WRONG: dict[str, tuple[object, ...]] = {
-    "job_id": ("x" * 257, "\udcff"),
+    "job_id": ("x" * 257, "é" * 129, "\udcff"),
     "rank": (-7, 2),
     "world_size": (0, 1),
     "node_rank": (-1, 2),
@@ -218,6 +219,14 @@ def test_an_empty_job_id_of_the_environment_is_refused(door: str, monkeypatch: p
     told = DOORS[door]({"job_id": None})
     assert SENT not in told
     assert "MINGLE_JOB_ID" in told
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_windows_is_refused(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    told = DOORS[door]({})
+    assert SENT not in told
+    assert "Windows" in told
 
 
 @pytest.mark.parametrize("door", DOORS)

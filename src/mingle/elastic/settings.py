@@ -95,6 +95,7 @@ def resolve(
         ConfigurationError: one of them can't be used.
         LauncherError: the launcher's number of this node is not a number.
     """
+    settings.refuse_windows()
     _check_place(run_id, endpoint, minimum, maximum)
     given = _unquoted(config or {})
     _check_known(given)

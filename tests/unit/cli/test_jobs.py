@@ -16,7 +16,7 @@ from mingle.cli import jobs, main
 from mingle.cli.jobs import changes
 from mingle.config.settings import Network
 from mingle.errors import DiscoveryTimeoutError
-from mingle.observe.finder import Seeking, find_job
+from mingle.observe.finder import Seeking
 from mingle.wire.datagrams import Seek
 from tests.support.bystanders import Wire, a_finder, a_formed_job, command_environment, gathering, run_command
 from tests.support.in_process import formed
@@ -157,12 +157,6 @@ def test_a_job_that_gathers_has_no_store_to_print(port: int, words: tuple[str, .
     assert ("error" in json.loads(result.stdout)) if words == ("--json",) else (result.stdout == expected)
 
 
-def test_an_export_is_no_json(port: int) -> None:
-    result = command("find", "job", "--export", "--json", port=port)
-    assert result.exit_code == 2
-    assert "--export and --json can't be combined" in result.stderr
-
-
 def test_find_waits_as_long_as_the_ranks_do_where_they_are_told(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     result = command("find", "nothing", port=port, MINGLE_TIMEOUT="0.5")
     assert "within 0.5 s" in result.stderr
@@ -241,14 +235,6 @@ def test_watch_in_a_pipe(as_json: bool) -> None:
 
 
 # --- find ---
-
-
-def test_after_its_good_bye_a_job_is_found_no_more() -> None:
-    network = Network(interfaces=("lo",), port=free_udp_port(), discovery_timeout=60)
-    with gathering("passing", network.port, (0,), world_size=1):
-        assert str(find_job("passing", network)[0].target()) == "127.0.0.1:29500"
-    with pytest.raises(DiscoveryTimeoutError):
-        find_job("passing", Network(interfaces=("lo",), port=network.port, discovery_timeout=0.5))
 
 
 # --- records and rows ---

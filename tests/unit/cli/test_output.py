@@ -189,12 +189,6 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_errors_are_escaped_too() -> None:
-    result = CliRunner().invoke(main, ["interfaces", "-i", "bad\x1b[2Jname"])
-    assert result.exit_code == 1
-    assert "\x1b" not in result.output
-
-
 def test_live_tables_on_a_terminal() -> None:
     shown = on_a_terminal("watch", "-t", "0.5")
     assert re.search(r"JOB.*STATE.*HOST.*ADDRESS.*JOINED.*MISSING.*SEEKING", shown)

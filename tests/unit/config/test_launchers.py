@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from msgspec.structs import astuple
 
 from mingle.config.launchers import LAUNCHERS, TORCHRUN, Launcher, Placement, expand_counts, seen
 from mingle.errors import LauncherError
@@ -129,13 +128,6 @@ def test_a_rank_that_is_no_rank(row: Launcher) -> None:
             detect({**BY_LAUNCHER[row.name], row.rank[0]: bad})
 
 
-@BY_NAME
-def test_messages_give_all_three_parts(row: Launcher) -> None:
-    assert row.outside
-    assert row.start
-    assert all(name.isidentifier() for name in row.variables)
-
-
 @pytest.mark.parametrize(
     ("environ", "launcher"),
     [
@@ -172,31 +164,41 @@ def test_a_slurm_step_of_one_task_in_a_larger_allocation() -> None:
     assert place(detect(recorded.SRUN_OF_ONE)) == (0, 1, 0, 1, 0, 1, "1.0", None)
 
 
-def test_slurm_prefers_the_steps_size_to_the_allocations() -> None:
-    found = detect({**recorded.SRUN, "SLURM_NTASKS": "64"})
+@pytest.mark.parametrize(
+    ("change", "size", "variable"),
+    [
+        ({"SLURM_NTASKS": "64"}, 4, "SLURM_STEP_NUM_TASKS"),
+        ({"SLURM_STEP_NUM_TASKS": ""}, 4, "SLURM_NTASKS"),
+        ({"SLURM_STEP_NUM_TASKS": "", "SLURM_NTASKS": "", "SLURM_NPROCS": "8"}, 8, "SLURM_NPROCS"),
+    ],
+)
+def test_the_size_of_a_slurm_step_counts_before_that_of_the_allocation(
+    change: dict[str, str], size: int, variable: str
+) -> None:
+    found = detect({**recorded.SRUN, **change})
     assert found is not None
-    assert (found.world_size, found.world_size_from) == (4, "SLURM_STEP_NUM_TASKS")
+    assert (found.world_size, found.world_size_from) == (size, variable)
 
 
-def test_slurm_without_a_steps_size_takes_the_number_of_tasks() -> None:
-    older = {name: value for name, value in recorded.SRUN.items() if name != "SLURM_STEP_NUM_TASKS"}
-    found = detect(older)
-    assert found is not None
-    assert (found.world_size, found.world_size_from) == (4, "SLURM_NTASKS")
+@pytest.mark.parametrize(
+    ("change", "job_id", "attempt"),
+    [({"SLURM_STEP_ID": "1"}, "1.1", None), ({"SLURM_RESTART_COUNT": "1"}, "1.0", "1")],
+    ids=["another step", "another attempt"],
+)
+def test_steps_of_one_slurm_job_are_jobs_and_restarts_are_attempts(
+    change: dict[str, str], job_id: str, attempt: str | None
+) -> None:
+    assert place(detect({**recorded.SRUN, **change}))[6:] == (job_id, attempt)
+
+
+def test_a_slurm_step_without_an_id_is_known_by_its_size() -> None:
+    assert place(detect({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}))[:2] == (1, 2)
 
 
 def test_slurms_legacy_names() -> None:
     found = detect({"SLURM_JOBID": "9", "SLURM_STEPID": "2", "SLURM_PROCID": "1", "SLURM_NPROCS": "2"})
     assert place(found)[:2] == (1, 2)
     assert place(found)[6] == "9.2"
-
-
-def test_slurms_restart_count_is_the_attempt() -> None:
-    assert place(detect({**recorded.SRUN, "SLURM_RESTART_COUNT": "1"}))[7] == "1"
-
-
-def test_two_steps_of_one_slurm_job_are_two_jobs() -> None:
-    assert place(detect(recorded.SRUN))[6] != place(detect({**recorded.SRUN, "SLURM_STEP_ID": "1"}))[6]
 
 
 @pytest.mark.parametrize(
@@ -233,10 +235,6 @@ def test_outside_a_slurm_step_the_fix_is_srun(environ: dict[str, str]) -> None:
 )
 def test_another_version_of_a_launcher(environ: dict[str, str], expected: Place) -> None:
     assert place(detect(environ)) == expected
-
-
-def test_open_mpis_node_rank_is_none() -> None:
-    assert "OMPI_COMM_WORLD_NODE_RANK" not in ROWS["Open MPI"].variables
 
 
 @pytest.mark.parametrize(("index", "job"), [("3", "4711[3]"), ("0", "4711"), (None, "4711")])
@@ -337,11 +335,6 @@ def test_a_partial_torchrun_names_what_is_missing() -> None:
         partial = {key: value for key, value in recorded.TORCHRUN.items() if key != name}
         with pytest.raises(LauncherError, match=f"but not {name}\n"):
             detect(partial)
-
-
-def test_rows_are_immutable_data() -> None:
-    first, second = (astuple(identity) for identity in map(detect, [recorded.SRUN, dict(recorded.SRUN)]) if identity)
-    assert first == second
 
 
 # --- how a row is read ------------------------------------------------------------------------------------------------

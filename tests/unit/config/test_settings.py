@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -12,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.pretty import pretty_repr
 
 from mingle.config import settings, values
 from mingle.config.launchers import Placement
 from mingle.config.settings import Arguments, Network, Peer, Settings
-from mingle.errors import ConfigurationError, LauncherError, MingleError
+from mingle.errors import ConfigurationError, LauncherError
 from tests.support.launcher_environments import TORCHRUN
 
 SRUN_TASK = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
@@ -145,11 +142,6 @@ def test_any_text_is_a_job_id(job_id: str) -> None:
     assert resolve({}, job_id=job_id, world_size=2).job_id == job_id
 
 
-def test_job_ids_are_counted_in_bytes() -> None:
-    with pytest.raises(ConfigurationError, match="258 bytes"):
-        resolve({}, job_id="é" * 129, world_size=2)
-
-
 @pytest.mark.parametrize(
     ("environ", "argument", "expected"),
     [
@@ -177,11 +169,6 @@ def test_an_empty_job_id_is_an_error_where_the_launcher_has_one() -> None:
     """The jobs of a template that fails to fill it in must not begin in some other way than was written."""
     with pytest.raises(ConfigurationError, match="MINGLE_JOB_ID='' is empty"):
         resolve({**SRUN_TASK, "MINGLE_JOB_ID": ""})
-
-
-def test_without_a_job_id_the_fix_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="pass job_id= or set MINGLE_JOB_ID"):
-        resolve({}, world_size=2)
 
 
 @pytest.mark.parametrize("job_id", ["gloo", "nccl", "NCCL", "mpi", "ucc", "xccl", "cpu:gloo,cuda:nccl", "cuda:nccl"])
@@ -225,13 +212,6 @@ def test_variables_written_for_workers_are_known() -> None:
 def test_without_a_job_id_a_mistyped_variable_is_the_likely_cause() -> None:
     with pytest.raises(ConfigurationError, match=r"MINGLE_JOBID is set.*did you mean MINGLE_JOB_ID"):
         resolve({"MINGLE_JOBID": "resnet"}, world_size=2)
-
-
-@pytest.mark.parametrize("name", ["rank", "world_size", "port", "ttl"])
-def test_a_number_that_is_a_text_is_said_to_be_one(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name}='1' is a str, not an integer") as caught:
-        resolve({}, **{"job_id": "j", "world_size": 2, name: "1"})  # type: ignore[arg-type]
-    assert "int(" in str(caught.value.remedy)
 
 
 def test_a_launchers_job_id_is_checked_too() -> None:
@@ -324,16 +304,10 @@ def test_two_secrets_are_refused(secret: str) -> None:
         resolve_network({"MINGLE_SECRET": secret, "MINGLE_SECRET_FILE": "/x"})
 
 
-def test_a_secret_is_never_shown() -> None:
-    found = resolve({}, job_id="j", world_size=2, secret="tell-nobody")
-    assert found.secret == b"tell-nobody"
-    assert "tell-nobody" not in repr(found) + str(found) + pretty_repr(found)
-    assert "job_id='j'" in repr(found)
-
-
 def test_torchrun_passes_through_with_everything_filled_in() -> None:
     found = resolve(TORCHRUN)
     assert (found.master_addr, found.master_port) == ("10.0.0.1", 29500)
+    assert resolve({**TORCHRUN, "MINGLE_MASTER_PORT": "1"}, master_port=2).master_port == 29500
     told = found.placement
     assert (told.rank, told.world_size, told.local_rank, told.local_world_size) == (5, 8, 1, 4)
     assert (told.node_rank, told.num_nodes, told.attempt) == (1, 2, "2")
@@ -376,43 +350,24 @@ def test_job_under_torchruns_own_id_keeps_torchruns_master() -> None:
     assert (found.master_addr, found.beside_torchrun) == ("10.0.0.1", False)
 
 
-def test_without_torchrun_there_is_nothing_to_leave() -> None:
-    assert not resolve({}, job_id="pair", rank=1, world_size=2, may_leave_torchrun=True).beside_torchrun
-
-
-def test_torchruns_port_counts_when_another_was_asked_for() -> None:
-    assert resolve({**TORCHRUN, "MINGLE_MASTER_PORT": "1"}, master_port=2).master_port == 29500
+@pytest.mark.parametrize(
+    ("environ", "job_id"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, "j"),
+        ({**SRUN_TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, None),
+    ],
+    ids=["by hand", "another launcher"],
+)
+def test_an_address_that_is_not_torchruns_does_not_pass_through(environ: dict[str, str], job_id: str | None) -> None:
+    found = resolve(environ, job_id=job_id, may_leave_torchrun=True)
+    assert (found.placement.rank, found.master_addr, found.master_port) == (1, None, None)
+    assert not found.beside_torchrun
 
 
 @pytest.mark.parametrize("port", ["x", "0", "65536"])
 def test_torchruns_port_is_checked(port: str) -> None:
     with pytest.raises(LauncherError, match="MASTER_PORT"):
         resolve({**TORCHRUN, "MASTER_PORT": port})
-
-
-def test_a_foreign_address_alone_does_not_pass_through() -> None:
-    found = resolve({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, job_id="j")
-    assert (found.master_addr, found.master_port) == (None, None)
-
-
-def test_another_launcher_does_not_pass_through() -> None:
-    found = resolve(SRUN_TASK)
-    assert (found.placement.rank, found.master_addr) == (1, None)
-
-
-def test_settings_are_a_network_that_can_be_copied_and_not_changed() -> None:
-    assert isinstance(FROM_VARIABLES, Network)
-    for twin in (copy.deepcopy(FROM_VARIABLES), pickle.loads(pickle.dumps(FROM_VARIABLES))):
-        assert twin == FROM_VARIABLES
-    with pytest.raises(AttributeError):
-        FROM_VARIABLES.job_id = "k"  # type: ignore[misc]
-
-
-def test_errors_have_their_three_parts() -> None:
-    with pytest.raises(MingleError) as raised:
-        resolve({"RANK": "x", "WORLD_SIZE": "2"}, job_id="j")
-    assert raised.value.cause
-    assert raised.value.remedy
 
 
 def test_the_settings_side_loads_no_heavy_module() -> None:

@@ -464,9 +464,3 @@ def test_read_secret_file_that_is_unreadable(tmp_path: Path, path: str, monkeypa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="can't be read"):
         values.read_secret_file(path, "F")
-
-
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without an end")
-def test_read_secret_file_is_bounded() -> None:
-    with pytest.raises(ConfigurationError, match="more than 65536 bytes"):
-        values.read_secret_file("/dev/zero", "F")

@@ -166,12 +166,6 @@ def test_an_interface_without_an_address(monkeypatch: pytest.MonkeyPatch) -> Non
     refused(InterfaceError, "bare0", **PLACE, interface="bare0", family="4")
 
 
-@pytest.mark.usefixtures("no_packet")
-def test_a_system_that_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    refused(ConfigurationError, "Windows", **PLACE)
-
-
 def test_a_fixed_port_that_is_taken_is_told_before_anybody_waits() -> None:
     with busy_port() as taken:
         for world_size in (1, 2):
