@@ -18,9 +18,10 @@ from mingle.protocol.election import Elector
 from mingle.protocol.events import Address, AddressesChanged
 from mingle.protocol.explain.ladder import waiting
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, ProvingStore
+from mingle.protocol.session.applications import Applications, Verdict, rank_taken
 from mingle.protocol.session.phases import Confirming, Sealing
-from mingle.protocol.session.registrar import Registrar
-from mingle.protocol.session.seats import Seated, Seats, rank_taken
+from mingle.protocol.session.phases import State as SessionState
+from mingle.protocol.session.seats import Seated, Seats
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
 from tests.lan.agents import STARTED_AT, AgentGathering, AgentProcess
@@ -960,9 +961,17 @@ def unless_it_came_late(right: Seated | None, *_: object) -> Seated | None:
 
 
 def refuse_at_once(
-    _: Any, registrar: Registrar, holder: Seated, conn: int, member: bytes, applicant: frames.Join, now: float
-) -> None:
-    registrar._refuse(conn, applicant, rank_taken(holder))
+    _: Any,
+    applications: Applications,
+    holder: Seated,
+    conn: int,
+    member: bytes,
+    applicant: frames.Join,
+    state: SessionState,
+    now: float,
+) -> Verdict:
+    applications._refuse(conn, applicant, rank_taken(holder))
+    return "nothing"
 
 
 def come_late(seed: int) -> None:
@@ -977,7 +986,7 @@ def come_again(seed: int) -> None:
     ("seam", "scenario"),
     [
         (Rule(Seats, "same_place", unless_it_came_late), come_late),
-        (Act(Registrar, "_challenge", refuse_at_once), come_again),
+        (Act(Applications, "_challenge", refuse_at_once), come_again),
     ],
     ids=["latecomers pass", "refused without a question"],
 )

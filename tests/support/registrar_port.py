@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from mingle.protocol.explain.mesh_report import LeftOut
 from mingle.protocol.session.mesh_proof import Proof
+from mingle.protocol.session.network_choice import GiveWay, MeshBroken, NothingShared
 from mingle.wire import frames
 
 Frame = TypeVar("Frame")
@@ -29,17 +29,11 @@ class RecordingPort:
     def open_store(self, epoch: int, address: str, now: float) -> None:
         self.calls.append(("open_store", epoch, address))
 
-    def no_common_network(self, matrix: str) -> None:
-        self.calls.append(("no_common_network", matrix))
-
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         self.calls.append(("prove_mesh", epoch, proof))
 
-    def no_mesh(self, proof: Proof) -> None:
-        self.calls.append(("no_mesh", proof))
-
-    def give_way(self, left_out: LeftOut) -> None:
-        self.calls.append(("give_way", left_out))
+    def no_network(self, end: NothingShared | MeshBroken | GiveWay) -> None:
+        self.calls.append(("no_network", end))
 
     def notice(self, text: str, *, warns: bool = True) -> None:
         self.calls.append(("notice", text))

@@ -308,11 +308,11 @@ class Quorum(Admission):
         )
 
     def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
-        """Return whether every one of MAX seats belongs to an agent that has answered lately.
+        """Return whether every one of MAX seats of the running session belongs to an agent that has answered lately.
 
         A newcomer on a host that already has a seat is more likely the same agent, restarted.
         """
-        if len(self.seats.members()) < self.policy.nodes.maximum:
+        if not self.running or len(self.seats.members()) < self.policy.nodes.maximum:
             return False
         answered = now + LEASE_SECONDS - ANSWERS_SECONDS
         alive = all(self.leases.until(member) >= answered for member in self._others())

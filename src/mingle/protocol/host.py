@@ -40,7 +40,6 @@ from mingle.protocol.events import (
     TimerDue,
 )
 from mingle.protocol.explain import errors, mesh_report
-from mingle.protocol.explain.mesh_report import LeftOut
 from mingle.protocol.explain.observations import Cause, Diagnostics, Situation, note
 from mingle.protocol.links.callers import Caller, Callers
 from mingle.protocol.links.handshake import HostConversation
@@ -52,6 +51,7 @@ from mingle.protocol.session.admission import Admission
 from mingle.protocol.session.conflicts import ConflictingHosts, Contest
 from mingle.protocol.session.description import Description
 from mingle.protocol.session.mesh_proof import Proof
+from mingle.protocol.session.network_choice import GiveWay, MeshBroken, NothingShared
 from mingle.protocol.session.phases import Committed, Sealing
 from mingle.protocol.session.registrar import Registrar
 from mingle.protocol.session.seating import contiguous
@@ -403,10 +403,6 @@ class Host:
         self._announcements.sealed()
         self._effects.append(OpenStore(epoch, self._description.listens_at(address)))
 
-    def no_common_network(self, matrix: str) -> None:
-        """Fail: no address of this host was reached by every member."""
-        self._fail(errors.no_common_network(self.identity, matrix), conflict=True)
-
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         """Open connections to the targets of this host."""
         member = self.identity.member
@@ -420,17 +416,17 @@ class Host:
             now=now,
         )
 
-    def no_mesh(self, proof: Proof) -> None:
-        """Fail, with the same error on all ranks."""
-        heading, lines = mesh_report.describe(proof)
-        cause, remedy = mesh_report.cause_of(proof)
-        if isinstance(self.state, Forming):
+    def no_network(self, end: NothingShared | MeshBroken | GiveWay) -> None:
+        """Fail, with the same error on all ranks; or close, since others can form the job without this host."""
+        if isinstance(end, GiveWay):
+            self.gave_way = end.left_out.refusal(self.identity.who)
+        elif isinstance(end, NothingShared):
+            self._fail(errors.no_common_network(self.identity, end.matrix), conflict=True)
+        elif isinstance(self.state, Forming):
+            heading, lines = mesh_report.describe(end.proof)
+            cause, remedy = mesh_report.cause_of(end.proof)
             error = mesh_report.error(self.identity.job, heading, lines, cause, remedy)
             self._end(heading, conflict=True, failure=error, unconnected=tuple(lines), why=(cause, remedy))
-
-    def give_way(self, left_out: LeftOut) -> None:
-        """Close, since this host can't reach nodes that can form the job without it."""
-        self.gave_way = left_out.refusal(self.identity.who)
 
     def notice(self, text: str, *, warns: bool = True) -> None:
         """Show a message about the job."""

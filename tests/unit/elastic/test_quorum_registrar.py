@@ -10,8 +10,9 @@ import pytest
 from mingle.config.order import order_key
 from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS
 from mingle.elastic.quorum import CONFIRM_SECONDS, Memory, Nodes, Policy, Quorum
+from mingle.protocol.session.applications import CHALLENGE_SECONDS
 from mingle.protocol.session.phases import Committed, Confirming, Open, Sealing
-from mingle.protocol.session.registrar import ADMITTED_SECONDS, CHALLENGE_SECONDS, Registrar
+from mingle.protocol.session.registrar import ADMITTED_SECONDS, Registrar
 from mingle.protocol.session.roster import whos
 from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames

@@ -481,7 +481,7 @@ def test_from_confirm_on_a_host_closes_for_nobody() -> None:
     process = Hosting(HIGH)
     (conn,) = process.dialed(1.5, LOW)
     assert process.machine.host is not None
-    process.machine.host.registrar.state = Confirming(epoch=1, ends=float("inf"), again=False)
+    process.machine.host.registrar.state = Confirming(epoch=1, ends=float("inf"))
     process.prove(conn)
     assert process.hosts
     assert process.dialed(9.0, LOW) == []

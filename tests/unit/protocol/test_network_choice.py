@@ -9,6 +9,7 @@ from msgspec import structs
 
 from mingle.protocol.machine import Mesh
 from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.admission import Admission
 from mingle.protocol.session.mesh_proof import Proof
 from mingle.protocol.session.network_choice import (
     LEAST_SECONDS,
@@ -16,6 +17,7 @@ from mingle.protocol.session.network_choice import (
     AnotherProof,
     Choice,
     Chosen,
+    KeepApart,
     MeshBroken,
     NetworkChoice,
     NothingShared,
@@ -53,7 +55,9 @@ class Session:
     def __init__(self, mode: Mesh = "on", *, deadline: float = float("inf"), partial: bool = False) -> None:
         host = HostSeat(member=HOST, applicant=join(0), prefix_lengths={FIRST: 24, SECOND: 24})
         self.seats = Seats(host, 3)
-        self.choice = NetworkChoice(self.seats, mode, deadline, partial=partial)
+        admission = Admission(3)
+        admission.takes_latecomers = partial
+        self.choice = NetworkChoice(self.seats, admission, mode, deadline)
         self.proof: Proof | None = None
 
     def take(self, applicant: Join) -> None:
@@ -170,12 +174,15 @@ def test_network_that_is_lost_during_the_last_proof_leaves_nothing_shared() -> N
     for _ in BOTH:
         session.confirm(BROKEN)
         session.ask()
-    assert session.confirm(networks=(2,)) == NothingShared()
+    assert session.confirm(networks=(2,)) == KeepApart()
 
 
-def test_members_without_a_common_network_share_nothing() -> None:
+def test_members_without_a_common_network_are_asked_again_and_then_share_nothing() -> None:
     session = joined()
-    assert session.confirm(networks=()) == NothingShared()
+    assert session.confirm(networks=()) == KeepApart()
+    nothing = session.confirm(networks=())
+    assert isinstance(nothing, NothingShared)
+    assert nothing.matrix.count(f"not {FIRST}") == 2
 
 
 def test_network_that_only_the_confirmations_show_is_proved() -> None:
@@ -227,7 +234,7 @@ def wander(session: Session) -> list[Choice]:
 
 
 def test_paths_that_change_all_the_time_move_the_session_a_few_times_only() -> None:
-    assert wander(joined()) == [AnotherProof()] * MOST_MOVES + [NothingShared()]
+    assert wander(joined()) == [AnotherProof()] * MOST_MOVES + [KeepApart()]
 
 
 def test_network_that_holds_is_taken_once_the_paths_have_changed_too_often() -> None:

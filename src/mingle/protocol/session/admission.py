@@ -6,6 +6,8 @@ agents, whose session goes on admitting. The registrar tells its admission of ea
 
 from __future__ import annotations
 
+from mingle.protocol.session.phases import HandingOver, State
+from mingle.protocol.session.roster import described, whos
 from mingle.protocol.session.seats import Seats
 from mingle.wire import frames
 from mingle.wire.datagrams import Kind
@@ -70,6 +72,29 @@ class Admission:
             return "ranks mixed", "the newcomer has no rank while the host was given one"
         if applicant.rank is not None and applicant.rank >= self.world_size:
             return "rank out of range", f"rank {applicant.rank} of {self.world_size}"
+        return None
+
+    def refusal(self, applicant: frames.Join, state: State, now: float) -> frames.Refused | None:
+        """Return why a newcomer can't have a seat now, even a free one, or None if it can.
+
+        Args:
+            applicant: the newcomer's JOIN.
+            state: of the session.
+            now: the time.
+        """
+        seats = self.seats
+        misfit, host = self.misfit(applicant, assigned=seats.assigned), seats.own.who
+        if state.sealed and not self.takes_latecomers and (misfit is None or misfit[0] != "kind"):
+            # A newcomer of another size waits for the end of this session as well.
+            return frames.Refused(reason="running", detail="the session is sealed already", who=host)
+        if misfit is not None:
+            return frames.Refused(reason=misfit[0], detail=misfit[1], who=host)
+        if self.too_late(applicant):
+            return frames.Refused(reason="running", detail="the session is about to end", who=host)
+        waits = self.waits_outside(applicant) or isinstance(state, HandingOver)
+        if applicant.rank is None and (seats.is_full or waits):
+            surplus, members = self.is_surplus(applicant.who, now), described(whos(seats.members(), state.places))
+            return frames.Refused(reason="surplus" if surplus else "full", detail=members, who=host)
         return None
 
     def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:

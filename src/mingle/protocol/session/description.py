@@ -151,7 +151,7 @@ class Description:
             roster=self._members[2],
             store_address=state.store_address if isinstance(state, Stored) else None,
             store_port=state.store_port if isinstance(state, Stored) else 0,
-            surplus=registrar.is_surplus(caller, now),
+            surplus=registrar.admission.is_surplus(caller, now),
         )
 
     def _process(self) -> frames.ProcessInfo:

@@ -15,10 +15,13 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from mingle.protocol.explain import mesh_report
+from mingle.protocol.explain.mesh_report import LeftOut
 from mingle.protocol.machine import Mesh
 from mingle.protocol.session import mesh_proof
+from mingle.protocol.session.admission import Admission
 from mingle.protocol.session.mesh_proof import Proof
-from mingle.protocol.session.seating import common_address
+from mingle.protocol.session.seating import common_address, reach_matrix
 from mingle.protocol.session.seats import Seated, Seats, Stage
 
 LEAST_SECONDS = 0.5
@@ -27,6 +30,9 @@ MOST_MOVES = 3
 """How often the mesh is proved on another network because the members have found more paths meanwhile."""
 MOST_REPEATS = 5
 """How often a proof is repeated because a process that did not answer has confirmed since."""
+READDRESSED_SECONDS = 5.0
+"""How long after a change of the host's addresses members without a common one are asked again: where a network is
+plugged into several hosts, the interfaces of some come up a moment later."""
 
 # --- what comes out of the confirmations -----------------------------------------------------------------------------
 
@@ -40,8 +46,15 @@ class Chosen(Struct, frozen=True):
     """The mesh that does not hold there, which is only a warning; None: it holds, or none is asked for."""
 
 
+class KeepApart(Struct, frozen=True):
+    """No address of the host is reached by all members, which are to be asked again in a moment."""
+
+
 class NothingShared(Struct, frozen=True):
-    """No address of the host is reached by all members, or the latecomer does not reach that of the session."""
+    """No address of the host is reached by all members, again; or the latecomer does not reach that of the session."""
+
+    matrix: str = ""
+    """Which members reach which of the host's addresses, as text."""
 
 
 class AnotherProof(Struct, frozen=True):
@@ -49,12 +62,24 @@ class AnotherProof(Struct, frozen=True):
 
 
 class MeshBroken(Struct, frozen=True):
-    """On no network that the members share do all nodes reach each other, or the latecomer lacks some of them."""
+    """On no network that the members share do all nodes reach each other."""
 
     proof: Proof
 
 
-Choice: TypeAlias = Chosen | NothingShared | AnotherProof | MeshBroken
+class LeaveOut(Struct, frozen=True):
+    """Without these nodes all the others reach each other."""
+
+    left_out: list[LeftOut]
+
+
+class GiveWay(Struct, frozen=True):
+    """The host is the node without which the others reach each other, and they are enough."""
+
+    left_out: LeftOut
+
+
+Choice: TypeAlias = Chosen | KeepApart | NothingShared | AnotherProof | MeshBroken | LeaveOut | GiveWay
 
 
 class _Dialing(Struct):
@@ -70,16 +95,16 @@ class NetworkChoice:
 
     Args:
         seats: of the session.
+        admission: how many members form the session.
         mode: what to do if nodes can't reach each other.
         deadline: when a job that has not formed is an error.
-        partial: whether the session can form while seats are free.
     """
 
-    def __init__(self, seats: Seats, mode: Mesh, deadline: float, *, partial: bool = False) -> None:
+    def __init__(self, seats: Seats, admission: Admission, mode: Mesh, deadline: float) -> None:
         self._seats = seats
+        self._admission = admission
         self._mode = mode
         self._deadline = deadline
-        self._partial = partial
         self.restart()
 
     def restart(self) -> None:
@@ -90,13 +115,15 @@ class NetworkChoice:
         """How often newer paths have moved the session to another network."""
         self._repeats = 0
         """How often a proof was repeated."""
+        self._apart = False
+        """Whether the members have shared no address of the host before."""
         self._dialing: dict[bytes, _Dialing] = {}
 
     def next_proof(self, now: float) -> Proof | None:
         """Return what is to be proved next; None: nothing."""
-        seats, is_mesh = self._seats, self._mode != "off"
-        first = None if self._partial else next(iter(seats.before_host()), None)
-        if not (is_mesh or first is not None) or not (self._partial or len(seats) == seats.size):
+        seats, is_mesh, partial = self._seats, self._mode != "off", self._admission.takes_latecomers
+        first = None if partial else next(iter(seats.before_host()), None)
+        if not (is_mesh or first is not None) or not (partial or seats.is_full):
             return None
         network, last = self._common(without=self._broken), False
         brief = self._broken or not is_mesh
@@ -131,7 +158,7 @@ class NetworkChoice:
         """
         common = self._common()
         if common is None:
-            return NothingShared()
+            return self._keep_apart(now)
         if proof is None:
             # Without a next proof there is one node, or no other one takes part.
             return Chosen(common) if self.next_proof(now) is None else AnotherProof()
@@ -153,14 +180,31 @@ class NetworkChoice:
             if exhausted or proof.network == self._common(without=self._broken):
                 return Chosen(proof.network)
         elif exhausted:
-            return NothingShared()
+            return self._keep_apart(now)
         self._moves += 1
         return AnotherProof()
 
-    def _give_up(self, proof: Proof, common: str) -> Chosen | MeshBroken:
+    def _keep_apart(self, now: float) -> KeepApart | NothingShared:
+        host, before, self._apart = self._seats.host, self._apart, True
+        # The second time also where no address is new: a host that stood still for a second proved no path.
+        if now < host.readdressed_at + READDRESSED_SECONDS or not before:
+            return KeepApart()
+        return NothingShared(reach_matrix(host, [(str(seat.who), seat.paths) for seat in self._seats.others()]))
+
+    def _give_up(self, proof: Proof, common: str) -> Chosen | MeshBroken | LeaveOut | GiveWay:
         proof.others = tuple(each for each in self._broken if each != proof.network)
         proof.compare(self._broken[proof.network].failures)
-        return Chosen(common, proof) if self._mode == "warn" else MeshBroken(proof)
+        if self._mode == "warn":
+            return Chosen(common, proof)
+        if not self._admission.takes_latecomers:
+            return MeshBroken(proof)
+        host, count = self._seats.host.member, len(self._seats.members())
+        left_out = mesh_report.left_out(proof, host)
+        if not self._admission.enough(count - len(left_out)):
+            without_host = mesh_report.left_out(mesh_proof.apart_from(proof, host), host)
+            if self._admission.enough(count - 1 - len(without_host)):
+                return GiveWay(mesh_report.without(proof, host))
+        return LeaveOut(left_out)
 
     # --- latecomers to a running session ------------------------------------------------------------------------------
 
@@ -207,7 +251,7 @@ class NetworkChoice:
         if not _reaches(latecomer, network):
             return NothingShared()
         if proof is not None and broken and self._mode == "on":
-            return MeshBroken(proof)
+            return LeaveOut([mesh_report.without(proof, latecomer.member)])
         return AnotherProof() if self.lacks_members(latecomer) else Chosen(network, proof if broken else None)
 
     def lacks_members(self, latecomer: Seated) -> bool:

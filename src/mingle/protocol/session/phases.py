@@ -43,8 +43,6 @@ class Confirming(Unsealed):
     barrier: ClassVar[Stage] = Stage.CONFIRMED
     ends: float
     """By when they must have confirmed."""
-    again: bool
-    """Whether they are asked for the second time, since they shared no address of the host."""
     proof: Proof | None = None
     """What is known of the mesh on the network that was chosen beforehand; None: no mesh is proved."""
 
@@ -66,12 +64,8 @@ class HandingOver(Unsealed):
     """How often the first was called in its own session."""
 
 
-class NoCommonNetwork(Unsealed):
-    """The members were asked again, and share no address of the host, so the host fails."""
-
-
-class NoMesh(Unsealed):
-    """On no network that the members share do all nodes reach each other, so the host fails, or gives way."""
+class NoNetwork(Unsealed):
+    """The members share no network on which all nodes reach each other, so the host fails, or gives way."""
 
 
 class Placed(Struct):
@@ -133,9 +127,7 @@ class Committed(Stored):
     """When and how members were lost that may come back."""
 
 
-State: TypeAlias = (
-    Open | Confirming | Apart | HandingOver | NoCommonNetwork | NoMesh | Sealing | Acknowledging | Committed
-)
+State: TypeAlias = Open | Confirming | Apart | HandingOver | NoNetwork | Sealing | Acknowledging | Committed
 
 DOES_NOT_LEAD = "the first does not lead"
 HELD = "another session may hold the job for too long"
@@ -146,10 +138,9 @@ TRANSITIONS: Transitions = {
         "all have confirmed": Sealing,
         "all have confirmed, and another member is the first: LEAD": HandingOver,
         "no network is common to all": Apart,
-        "again no network is common to all": NoCommonNetwork,
         HELD: Open,
         "the mesh is to be proved again": Confirming,
-        "the mesh holds on no network": NoMesh,
+        "no network is left": NoNetwork,
         "nodes that reach not all others are left out": Open,
         **_VOIDED,
     },
@@ -163,7 +154,6 @@ TRANSITIONS: Transitions = {
         **_VOIDED,
     },
     Committed: {},
-    NoCommonNetwork: {},
-    NoMesh: {},
+    NoNetwork: {},
 }
 """While another session may hold the job, this one stays in Open, Confirming and Acknowledging."""

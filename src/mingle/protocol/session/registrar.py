@@ -34,8 +34,18 @@ from mingle.protocol.explain.mesh_report import LeftOut
 from mingle.protocol.machine import Mesh, roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.session.admission import Admission
-from mingle.protocol.session.mesh_proof import Proof, apart_from
-from mingle.protocol.session.network_choice import AnotherProof, Chosen, MeshBroken, NetworkChoice, NothingShared
+from mingle.protocol.session.applications import Applications, Challenge
+from mingle.protocol.session.mesh_proof import Proof
+from mingle.protocol.session.network_choice import (
+    AnotherProof,
+    Chosen,
+    GiveWay,
+    KeepApart,
+    LeaveOut,
+    MeshBroken,
+    NetworkChoice,
+    NothingShared,
+)
 from mingle.protocol.session.phases import (
     DOES_NOT_LEAD,
     HELD,
@@ -45,26 +55,16 @@ from mingle.protocol.session.phases import (
     Committed,
     Confirming,
     HandingOver,
-    NoCommonNetwork,
-    NoMesh,
+    NoNetwork,
     Open,
     Placed,
     Sealing,
     State,
     Stored,
 )
-from mingle.protocol.session.roster import (
-    NAMED_AGENTS,
-    REMEMBERED_TEXT,
-    History,
-    described,
-    hosts,
-    rank_of,
-    roster,
-    whos,
-)
-from mingle.protocol.session.seating import place, reach_matrix
-from mingle.protocol.session.seats import Challenge, Challenges, HostSeat, Seated, Seats, Stage, rank_taken
+from mingle.protocol.session.roster import History, rank_of, roster, status, status_version
+from mingle.protocol.session.seating import first_free, place
+from mingle.protocol.session.seats import HostSeat, Seated, Seats, Stage
 from mingle.protocol.states import transition
 from mingle.text import few
 from mingle.wire import frames
@@ -73,13 +73,8 @@ ADMITTED_SECONDS = 30.0
 """How long a latecomer can take from JOIN to ACK; it can be bound to another session for a third of that time."""
 MOST_CALLS = 5
 """How often the session of a member that was asked to lead is called: one call is lost where one SYN is."""
-CHALLENGE_SECONDS = 1.0
-"""How long a seated member has to answer when another process claims its seat."""
 CONFIRM_AGAIN_SECONDS = 0.5
 """How long the host waits before it asks members again that share no address of it."""
-READDRESSED_SECONDS = 5.0
-"""How long after a change of the host's addresses members without a common one are asked again: where a network is
-plugged into several hosts, the interfaces of some come up a moment later."""
 
 
 class RegistrarPort(Protocol):
@@ -97,17 +92,11 @@ class RegistrarPort(Protocol):
     def open_store(self, epoch: int, address: str, now: float) -> None:
         """Open the store and call the registrar's ``store_opened``."""
 
-    def no_common_network(self, matrix: str) -> None:
-        """Fail: no address of the host was reached by every member."""
-
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         """Open connections to the host's own targets, and call the registrar's ``proved``."""
 
-    def no_mesh(self, proof: Proof) -> None:
-        """Fail: nodes can't reach each other on any network that all share."""
-
-    def give_way(self, left_out: LeftOut) -> None:
-        """Close, since this host can't reach nodes that can form the job without it."""
+    def no_network(self, end: NothingShared | MeshBroken | GiveWay) -> None:
+        """Fail, or close for those that can form the job without this host."""
 
     def notice(self, text: str, *, warns: bool = True) -> None:
         """Show a message about the job."""
@@ -159,35 +148,15 @@ class Registrar:
         self.held = False
         """Whether another session may hold this job: this one takes members, but confirms and commits nothing."""
         self._port = port
-        self._network = NetworkChoice(self.seats, mesh, deadline, partial=admission.takes_latecomers)
-        self._challenges = Challenges(self._refuse)
+        self._network = NetworkChoice(self.seats, admission, mesh, deadline)
+        self._applications = Applications(self.seats, admission, refuse=self._refuse, ping=port.ping)
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
     def status(self) -> frames.Status:
         """Return the state of the session, for people."""
-        state, seats, members = self.state, self.seats, self.seats.members()
-        behind = seats.behind(state.barrier)
-        proof = state.proof if isinstance(state, Confirming) else None
-        unconfirmed = (rank_of(seat, state.places) for seat in behind)
-        agents = whos(members, state.places)[:NAMED_AGENTS] if self.admission.takes_latecomers else []
-        return frames.Status(
-            joined=len(members),
-            world_size=seats.size,
-            missing=seats.missing[:4096],
-            departed=tuple(sorted(seats.departed_ranks))[:4096],
-            left=tuple(self.history.departures),
-            refused=tuple(self.history.refusals),
-            phase=state.phase,
-            unconfirmed=tuple(sorted(rank for rank in unconfirmed if rank is not None))[:4096],
-            present=tuple(str(who)[:REMEMBERED_TEXT] for who in agents),
-            lacks=self.admission.lacks(),
-            hosts="" if seats.is_full else hosts(members),
-            unanswered="" if proof is None else mesh_report.unanswered(proof, {seat.member for seat in behind}),
-            seated=b"".join(seat.member[: frames.SEATED_ID_BYTES] for seat in members)
-            if len(members) <= frames.MAX_SEATED
-            else b"",
-        )
+        named, lacks = self.admission.takes_latecomers, self.admission.lacks()
+        return status(self.state, self.seats, self.history, lacks=lacks, named=named)
 
     def roster(self) -> list[frames.Seat]:
         """Return the seats of all members, in order of rank; none before the members have their places."""
@@ -200,82 +169,23 @@ class Registrar:
 
     def status_version(self) -> tuple[object, ...]:
         """Return a value that changes whenever the status changes."""
-        state, history = self.state, self.history
-        awaited = tuple(seat.member for seat in self.seats.behind(state.barrier))
-        gone = tuple(history.departures), tuple(history.refusals), frozenset(self.seats.departed_ranks)
-        proof = state.proof if isinstance(state, Confirming) else None
-        unanswered = () if proof is None else tuple(proof.unanswered)
-        return (*self.version(), tuple(self.seats), awaited, *gone, self.admission.lacks(), unanswered)
-
-    def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
-        """Return whether a newcomer is certainly one too many."""
-        return isinstance(self.state, Committed) and self.admission.is_surplus(newcomer, now)
+        return (*self.version(), *status_version(self.state, self.seats, self.history), self.admission.lacks())
 
     # --- coming ----------------------------------------------------------------------------------------------------
 
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         """Handle JOIN: a connection that has proved the session asks for a seat."""
-        self._challenges.withdraw(conn)
         if isinstance(self.state, HandingOver) and member == self.state.leader and member not in self.seats:
             self._void(DOES_NOT_LEAD, f"{applicant.who} does not lead the job", now)
-        if member == self.seats.host.member:
-            # A forged OFFER can name this session with another host id; the host then joins itself.
-            self._port.send(conn, frames.Refused(reason="session", detail="the caller is the host of this session"))
-            self._port.hang_up(conn)
-            return
-        known, committed = self.seats.get(member), isinstance(self.state, Committed)
-        if known is not None:
-            if known.conn == conn:
-                return  # it has asked already
-            if not known.belongs_to(applicant):
-                # JOINED can be lost with the first connection. All members of a sealed session of ranks have heard it.
-                if not self.state.sealed or self.admission.takes_latecomers:
-                    self._challenge(known, conn, member, applicant, now)
-                    return
-            elif not known.is_latecomer and not (committed and self.admission.takes_latecomers):
-                self._come_back(known, conn, applicant, now)
-                return
-            elif known.conn is not None:  # an agent joins a running session anew
-                self._challenges.holder_lives(known)  # none of them must get the seat that is free for a moment
-                self._drop(known.conn, "it came back on another connection", now)
-        refusal = self._refusal(applicant, now)
-        if refusal is not None:
-            self._refuse(conn, applicant, refusal)
-            return
-        holder = self.seats.holder(applicant.rank)
-        if holder is None and self.seats.assigned:
-            holder = self.seats.same_place(applicant)
-        if holder is None:
-            self._seat(conn, member, applicant, now)
-        elif holder.conn is None:
-            self._refuse(conn, applicant, rank_taken(holder))
-        else:
-            self._challenge(holder, conn, member, applicant, now)
-
-    def _challenge(self, holder: Seated, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
-        """Ask the holder of a seat whether it lives, because another process wants the seat."""
-        assert holder.conn is not None
-        # In a running session leases decide which member is lost: no caller must be able to shorten them.
-        deadline = float("inf") if isinstance(self.state, Committed) else now + CHALLENGE_SECONDS
-        self._port.ping(holder.conn, now)
-        self._challenges.add(Challenge(conn, member, applicant, holder.member, deadline, asked_at=now))
-
-    def _refusal(self, applicant: frames.Join, now: float) -> frames.Refused | None:
-        seats = self.seats
-        host = seats[seats.host.member].who
-        misfit = self.admission.misfit(applicant, assigned=seats.assigned)
-        if self.state.sealed and not self.admission.takes_latecomers and (misfit is None or misfit[0] != "kind"):
-            # A newcomer of another size waits for the end of this session as well.
-            return frames.Refused(reason="running", detail="the session is sealed already", who=host)
-        if misfit is not None:
-            return frames.Refused(reason=misfit[0], detail=misfit[1], who=host)
-        if self.admission.too_late(applicant):
-            return frames.Refused(reason="running", detail="the session is about to end", who=host)
-        waits = self.admission.waits_outside(applicant) or isinstance(self.state, HandingOver)
-        if applicant.rank is None and (seats.is_full or waits):
-            surplus, members = self.is_surplus(applicant.who, now), described(whos(seats.members(), self.state.places))
-            return frames.Refused(reason="surplus" if surplus else "full", detail=members, who=host)
-        return None
+        match self._applications.judge(conn, member, applicant, self.state, now):
+            case "seat it":
+                self._seat(conn, member, applicant, now)
+            case "it comes back":
+                self._come_back(self.seats[member], conn, applicant, now)
+            case "it joins anew":
+                if (old := self.seats[member].conn) is not None:
+                    self._drop(old, "it came back on another connection", now)
+                self.join(conn, member, applicant, now)
 
     def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:
         self.history.refused(applicant, refusal)
@@ -283,14 +193,12 @@ class Registrar:
         self._port.hang_up(conn)
 
     def _seat(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
-        seat = Seated(member, conn, applicant, applicant.paths, joined_at=now)
+        admit_by = float("inf") if isinstance(self.state, Open) else now + ADMITTED_SECONDS
+        seat = Seated(member, conn, applicant, applicant.paths, joined_at=now, admit_by=admit_by)
         self._send_joined(seat, conn)
         self.seats.take(seat)
-        if not isinstance(self.state, Open):
-            seat.admit_by = now + ADMITTED_SECONDS
-        else:
-            if applicant.rank is not None:
-                self.history.came(applicant)
+        if not seat.is_latecomer:
+            self.history.came(applicant)
             self.admission.came(now)
         self._advance(now)
 
@@ -307,7 +215,6 @@ class Registrar:
         if seat.conn is not None:
             self._port.hang_up(seat.conn)
         self.seats.move(seat, conn)
-        self._challenges.holder_lives(seat)  # the member lives; the PING went to its old connection
         self._send_joined(seat, conn)
         if isinstance(self.state, Committed):
             # It has acknowledged, so it lacks only this one frame.
@@ -321,7 +228,7 @@ class Registrar:
 
     def lost(self, conn: int, now: float, reason: str = "its connection closed") -> None:
         """Handle the end of a connection."""
-        self._challenges.withdraw(conn)
+        self._applications.withdraw(conn)
         seat = self.seats.at(conn)
         if seat is None:
             return
@@ -338,7 +245,7 @@ class Registrar:
             else:
                 self._void("a member is lost", f"{seat.who} is gone: {reason}", now)
         # Only after the VOID: a newcomer never enters an epoch that it has not confirmed.
-        for challenge in self._challenges.take(seat.member):
+        for challenge in self._applications.take(seat.member):
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
 
     def _free(self, seat: Seated) -> None:
@@ -400,7 +307,7 @@ class Registrar:
         self, epoch: int, failures: Sequence[frames.Failure], now: float, blocked: frames.Blocked | None = None
     ) -> None:
         """Handle the end of the host's own part in the proof of the mesh."""
-        own = self.seats[self.seats.host.member]
+        own = self.seats.own
         if own.stage is Stage.ASKED and self.counts(epoch):
             self._confirmed(own, failures, blocked, now)
 
@@ -456,7 +363,7 @@ class Registrar:
         seat, state = self.seats.at(conn), self.state
         if seat is None:
             return
-        self._challenges.answered(seat, asked_at)
+        self._applications.answered(seat, asked_at)
         if not isinstance(state, Acknowledging):
             return
         if proving and self.admission.waits_for_proofs:
@@ -487,29 +394,26 @@ class Registrar:
         state = self.state
         if not isinstance(state, Sealing) or state.epoch != epoch:
             return
+        seconds = self.admission.acknowledge_seconds
         acknowledging = Acknowledging(
-            epoch=epoch,
-            places=state.places,
-            store_address=state.store_address,
-            since=state.since,
+            **msgspec.structs.asdict(state),
             store_port=port,
             store_token=token,
-            ends=now + self.admission.acknowledge_seconds,
-            ask_at=now + self.admission.acknowledge_seconds / 2,
+            ends=now + seconds,
+            ask_at=now + seconds / 2,
         )
         self.state = transition(TRANSITIONS, state, "the store is open", acknowledging)
         self.admission.seal()
         self._send_sealed(acknowledging, acknowledging.places, now)
-        own = self.seats[self.seats.host.member]
-        self.admission.acknowledged(own.member, now)
-        own.stage = Stage.ACKNOWLEDGED
+        self.admission.acknowledged(self.seats.host.member, now)
+        self.seats.own.stage = Stage.ACKNOWLEDGED
         self._advance(now)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`."""
-        times = [self._challenges.next_timer(), *(seat.admit_by for seat in self._latecomers())]
+        times = [self._applications.next_timer(), *(seat.admit_by for seat in self._latecomers())]
         match self.state:
             case Open() if self.admission.due is not None:
                 times.append(self.admission.due)
@@ -529,7 +433,7 @@ class Registrar:
         for seat in self._latecomers():
             if now >= seat.admit_by and seat.conn is not None:
                 self._drop(seat.conn, "it took too long to join", now)
-        for member in self._challenges.unanswered(now):
+        for member in self._applications.unanswered(now):
             holder = self.seats.get(member)
             if holder is not None and holder.conn is not None:
                 self._drop(holder.conn, "it did not answer when another process claimed its seat", now)
@@ -537,7 +441,7 @@ class Registrar:
         if isinstance(state, Confirming | Acknowledging) and now >= state.ends:
             self._overdue(state, now)
         elif isinstance(state, Apart) and now >= state.again_at:
-            self._ask_to_confirm("the pause is over", now, again=True)
+            self._ask_to_confirm("the pause is over", now)
         elif isinstance(state, Acknowledging) and now >= state.ask_at:
             state.ask_at = now + self.admission.acknowledge_seconds / 2
             for seat in self.seats.behind(state.barrier) if self.admission.waits_for_proofs else ():
@@ -579,33 +483,29 @@ class Registrar:
         if self.may_seal(self.state):
             self._seal(self.state, now)
         if self.may_go(self.state):
-            if loose := self._loose(now):
-                self._ask_again(self.state, loose, now)
-            elif self.admission.can_go(now):
-                self._go(self.state, now)
-            else:
+            if not self.admission.can_go(now):
                 self._void("not all have acknowledged in time", "the acknowledgements came too late", now)
+            elif not self._doubts(self.state, now):
+                self._go(self.state, now)
         if isinstance(self.state, Committed):
             for seat in self._latecomers():
                 self._take_further(self.state, seat, now)
 
-    def _loose(self, now: float) -> list[Seated]:
-        """Return the members that can have given this session up since they acknowledged, and gone to another one.
+    def _doubts(self, state: Acknowledging, now: float) -> bool:
+        """Ask members again that can have left this session since they acknowledged; return whether there are any.
 
         A member whose connection broke stays with the session for a while. This host can have been stopped for longer,
         and reads the acknowledgement then before it sees the end of the connection.
         """
         if self.admission.takes_latecomers:
-            return []  # leases tell
-        since = now - RETURN_SECONDS
-        return [seat for seat in self.seats.others() if seat.bound_at <= since]
-
-    def _ask_again(self, state: Acknowledging, loose: Sequence[Seated], now: float) -> None:
-        state.ends = now + self.admission.acknowledge_seconds
-        for seat in loose:
+            return False  # leases tell
+        doubted = [seat for seat in self.seats.others() if seat.bound_at <= now - RETURN_SECONDS]
+        for seat in doubted:
             assert seat.conn is not None
-            seat.stage, seat.bound_at, seat.due = Stage.DOUBTED, now, state.ends
+            seat.stage, seat.bound_at = Stage.DOUBTED, now
+            state.ends = seat.due = now + self.admission.acknowledge_seconds
             self._port.ping(seat.conn, now)
+        return bool(doubted)
 
     def may_seal(self, state: State) -> TypeGuard[Confirming]:
         """Return whether all members have confirmed."""
@@ -619,14 +519,14 @@ class Registrar:
         """Return the number of the next epoch, which was never used in this session."""
         return self.state.epoch + 1
 
-    def _ask_to_confirm(self, event: str, now: float, *, again: bool = False) -> None:
+    def _ask_to_confirm(self, event: str, now: float) -> None:
         if isinstance(self.state, Open):
             self._network.restart()  # the members may be others now
         seats, proof, epoch = self.seats, self._network.next_proof(now), self.next_epoch()
-        confirming = Confirming(epoch, now + self.admission.confirm_seconds, again, proof=proof)
+        confirming = Confirming(epoch, now + self.admission.confirm_seconds, proof=proof)
         self.state = transition(TRANSITIONS, self.state, event, confirming)
         # The host has no question to answer, but its own targets to dial.
-        seats[seats.host.member].stage = Stage.CONFIRMED if proof is None else Stage.ASKED
+        seats.own.stage = Stage.CONFIRMED if proof is None else Stage.ASKED
         for seat in seats.others():
             self._ask(seat, proof)
         if proof is not None:
@@ -650,9 +550,8 @@ class Registrar:
         assert first.conn is not None
         self.asked_to_lead.add(first.member)
         handing = HandingOver(state.epoch, first.member, now + self.admission.acknowledge_seconds)
-        self.state = transition(
-            TRANSITIONS, state, "all have confirmed, and another member is the first: LEAD", handing
-        )
+        event = "all have confirmed, and another member is the first: LEAD"
+        self.state = transition(TRANSITIONS, state, event, handing)
         self._port.send(first.conn, frames.Lead(session=self.session, epoch=state.epoch))
 
     def _seal(self, state: Confirming, now: float) -> None:
@@ -674,13 +573,7 @@ class Registrar:
         self._port.open_store(epoch, address, now)
 
     def _send_sealed(self, state: Stored, places: Mapping[bytes, frames.Place], now: float) -> None:
-        """Send SEALED to all members, or to a latecomer.
-
-        Args:
-            state: in which the session is.
-            places: those that it goes to, and their places.
-            now: the time.
-        """
+        """Send SEALED to those that get these places: all members, or a latecomer."""
         late = isinstance(state, Committed)
         members, digest = self.admission.members(joining=int(late)), roster_digest(self.roster())
         for member, where in places.items():
@@ -700,16 +593,16 @@ class Registrar:
                 if broken is not None and self._first(broken) is None:  # else the first shows it
                     self._port.notice(mesh_report.warning(broken))
                 return address
-            case NothingShared():
-                self._keep_apart(state, now)
+            case KeepApart():
+                pause = Apart(epoch=state.epoch, again_at=now + CONFIRM_AGAIN_SECONDS)
+                self.state = transition(TRANSITIONS, state, "no network is common to all", pause)
             case AnotherProof():
-                self._ask_to_confirm("the mesh is to be proved again", now, again=state.again)
-            case MeshBroken(proof=proof) if self.admission.takes_latecomers:
-                self._leave_out(state, proof, now)
-            case MeshBroken(proof=proof):
-                end = NoMesh(epoch=state.epoch)
-                self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
-                self._port.no_mesh(proof)
+                self._ask_to_confirm("the mesh is to be proved again", now)
+            case LeaveOut(left_out=left_out):
+                self._leave_out(left_out, now)
+            case NothingShared() | MeshBroken() | GiveWay() as end:
+                self.state = transition(TRANSITIONS, state, "no network is left", NoNetwork(epoch=state.epoch))
+                self._port.no_network(end)
         return None
 
     def _note_unproved(self, proof: Proof) -> None:
@@ -718,35 +611,12 @@ class Registrar:
         if self.unproved not in ("", before):
             self._port.notice(self.unproved, warns=bool(proof.hidden))
 
-    def _left_out(self, proof: Proof) -> list[LeftOut] | None:
-        """Return the nodes without which all the others reach each other.
-
-        Returns:
-            The nodes. None if too few would stay with the host, and without it there are enough: it has to give way.
-        """
-        host, count = self.seats.host.member, len(self.seats.members())
-        found = mesh_report.left_out(proof, host)
-        if not self.admission.enough(count - len(found)):
-            without_host = mesh_report.left_out(apart_from(proof, host), host)
-            if self.admission.enough(count - 1 - len(without_host)):
-                return None
-        return found
-
-    def _leave_out(self, state: Confirming, proof: Proof, now: float) -> None:
-        """Refuse their seats to the nodes without which all the others reach each other, and go on without them.
-
-        The host gives way if too few would stay with it, and without it there are enough.
-        """
-        all_left_out = self._left_out(proof)
-        if all_left_out is None:
-            end = NoMesh(epoch=state.epoch)
-            self.state = transition(TRANSITIONS, state, "the mesh holds on no network", end)
-            self._port.give_way(mesh_report.without(proof, self.seats.host.member))
-            return
+    def _leave_out(self, nodes: Sequence[LeftOut], now: float) -> None:
+        """Refuse their seats to nodes without which all the others reach each other."""
         claimants: list[Challenge] = []
-        for left_out in all_left_out:
+        for left_out in nodes:
             self._tell(left_out)
-            claimants += self._challenges.take(left_out.node.member)
+            claimants += self._applications.take(left_out.node.member)
             self._turn_away(self.seats[left_out.node.member], left_out.refusal(self.seats.host.applicant.who))
         self._void("nodes that reach not all others are left out", "some nodes can't reach each other", now)
         for challenge in claimants:
@@ -757,31 +627,13 @@ class Registrar:
         if self.admission.leave_out(str(left_out)):
             self._port.notice(str(left_out))
 
-    def _keep_apart(self, state: Confirming, now: float) -> None:
-        """Ask the members again in a moment, or fail: they share no address of the host."""
-        seats, host, epoch = self.seats, self.seats.host, state.epoch
-        if now < host.readdressed_at + READDRESSED_SECONDS or not state.again:
-            # The second time also where no address is new: a host that stood still for a second proved no path.
-            apart = Apart(epoch=epoch, again_at=now + CONFIRM_AGAIN_SECONDS)
-            self.state = transition(TRANSITIONS, state, "no network is common to all", apart)
-            return
-        self._port.no_common_network(reach_matrix(host, [(str(seat.who), seat.paths) for seat in seats.others()]))
-        end = NoCommonNetwork(epoch=epoch)
-        self.state = transition(TRANSITIONS, state, "again no network is common to all", end)
-
     def _go(self, state: Acknowledging, now: float) -> None:
-        committed = Committed(
-            epoch=state.epoch,
-            places=state.places,
-            store_address=state.store_address,
-            since=state.since,
-            store_port=state.store_port,
-            store_token=state.store_token,
-        )
+        kept = msgspec.structs.asdict(state)
+        committed = Committed(**{name: kept[name] for name in Stored.__struct_fields__})
         self.state = transition(TRANSITIONS, state, "all have acknowledged", committed)
         self.admission.formed()
         self._send_go(self.seats.members())
-        for challenge in self._challenges.take_all():
+        for challenge in self._applications.take_all():
             # The member in the seat has acknowledged, which answers the challenge, too.
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
         self._port.formed()
@@ -838,17 +690,11 @@ class Registrar:
             case NothingShared():
                 detail = f"the store listens on {network}, which the newcomer has not reached"
                 self._turn_away(latecomer, frames.Refused(reason="network", detail=detail, who=host))
-            case MeshBroken(proof=proof):
-                left_out = mesh_report.without(proof, latecomer.member)
-                self._tell(left_out)
-                self._turn_away(latecomer, left_out.refusal(host))
+            case LeaveOut(left_out=left_out):
+                self._leave_out(left_out, now)
             case Chosen(broken=broken):
                 if broken is not None:
                     self._tell(mesh_report.without(broken, latecomer.member))
-                given = [each.place for each in self._latecomers() if each.stage >= Stage.SEALED]
-                taken = {each.rank for each in (*state.places.values(), *given) if each is not None}
-                rank, size = next(rank for rank in range(self.seats.size) if rank not in taken), self.seats.size
-                latecomer.place = frames.Place(
-                    rank=rank, world_size=size, local_rank=0, local_world_size=1, node_rank=rank, num_nodes=size
-                )
+                others = (each.place for each in self._latecomers() if each.place and each.stage >= Stage.SEALED)
+                latecomer.place = first_free((*state.places.values(), *others), self.seats.size)
                 self._send_sealed(state, {latecomer.member: latecomer.place}, now)

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from mingle.protocol.explain import mesh_report
 from mingle.protocol.explain.errors import refusal_text
+from mingle.protocol.session.phases import Confirming, State
 from mingle.protocol.session.seating import NodeKey, node_keys
-from mingle.protocol.session.seats import Seated
+from mingle.protocol.session.seats import Seated, Seats
 from mingle.text import few
 from mingle.wire import frames
 
@@ -48,6 +50,47 @@ class History:
         for refusal in [each for each in self.refusals if each.startswith(came)]:
             if ": rank taken (" not in refusal:  # else another process claimed this rank, and still may
                 self.refusals.remove(refusal)
+
+
+def status(state: State, seats: Seats, history: History, *, lacks: str, named: bool) -> frames.Status:
+    """Return the state of the session, for people.
+
+    Args:
+        state: of the session.
+        seats: its seats.
+        history: who has gone, and who was refused.
+        lacks: what it lacks before it can be sealed, as text.
+        named: whether the members are named.
+    """
+    members, behind = seats.members(), seats.behind(state.barrier)
+    proof = state.proof if isinstance(state, Confirming) else None
+    unconfirmed = (rank_of(seat, state.places) for seat in behind)
+    agents = whos(members, state.places)[:NAMED_AGENTS] if named else []
+    ids = b"".join(seat.member[: frames.SEATED_ID_BYTES] for seat in members)
+    return frames.Status(
+        joined=len(members),
+        world_size=seats.size,
+        missing=seats.missing[:4096],
+        departed=tuple(sorted(seats.departed_ranks))[:4096],
+        left=tuple(history.departures),
+        refused=tuple(history.refusals),
+        phase=state.phase,
+        unconfirmed=tuple(sorted(rank for rank in unconfirmed if rank is not None))[:4096],
+        present=tuple(str(who)[:REMEMBERED_TEXT] for who in agents),
+        lacks=lacks,
+        hosts="" if seats.is_full else hosts(members),
+        unanswered="" if proof is None else mesh_report.unanswered(proof, {seat.member for seat in behind}),
+        seated=ids if len(members) <= frames.MAX_SEATED else b"",
+    )
+
+
+def status_version(state: State, seats: Seats, history: History) -> tuple[object, ...]:
+    """Return a value that changes whenever that state changes."""
+    awaited = tuple(seat.member for seat in seats.behind(state.barrier))
+    proof = state.proof if isinstance(state, Confirming) else None
+    unanswered = () if proof is None else tuple(proof.unanswered)
+    gone = tuple(history.departures), tuple(history.refusals), frozenset(seats.departed_ranks)
+    return (tuple(seats), awaited, *gone, unanswered)
 
 
 def whos(members: Iterable[Seated], places: Mapping[bytes, frames.Place]) -> list[frames.ProcessInfo]:

@@ -65,6 +65,20 @@ def place(applicants: Sequence[Join], world_size: int) -> list[Place]:
     return [places[index] for index in range(len(applicants))]
 
 
+def first_free(taken: Iterable[Place], world_size: int) -> Place:
+    """Return the place of a latecomer, which is a node of its own: the first that is not taken."""
+    ranks = {where.rank for where in taken}
+    rank = next(rank for rank in range(world_size) if rank not in ranks)
+    return Place(
+        rank=rank,
+        world_size=world_size,
+        local_rank=0,
+        local_world_size=1,
+        node_rank=rank,
+        num_nodes=world_size,
+    )
+
+
 class _Addresses(NamedTuple):
     """What an applicant says about the addresses of its machine."""
 

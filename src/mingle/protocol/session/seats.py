@@ -1,14 +1,13 @@
 """The seats of a session: which process holds which seat, on which connection, and how far it has come. Pure.
 
 A member is known by its member id, and proves that it holds its seat by the seat's *token*. :class:`Seats` is the book
-that the registrar keeps (:mod:`mingle.protocol.session.registrar`). If a newcomer wants a seat that is taken, it
-becomes a :class:`Challenge`: it waits until the holder of the seat has shown that it lives, or has lost the seat.
+that the registrar keeps (:mod:`mingle.protocol.session.registrar`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct, field
@@ -136,6 +135,11 @@ class Seats(dict[bytes, Seated]):
     # --- what is known ---------------------------------------------------------------------------------------------
 
     @property
+    def own(self) -> Seated:
+        """The host's own seat, with what it has in common with the others."""
+        return self[self.host.member]
+
+    @property
     def assigned(self) -> bool:
         """Whether the session assigns the ranks."""
         return self.host.applicant.rank is None
@@ -185,14 +189,14 @@ class Seats(dict[bytes, Seated]):
 
     def in_order(self) -> list[Seated]:
         """Return the members, the host first and the others in order: so ranks are assigned."""
-        return [self[self.host.member], *sorted(self.others(), key=lambda seat: seat.key)]
+        return [self.own, *sorted(self.others(), key=lambda seat: seat.key)]
 
     def before_host(self) -> list[Seated]:
         """Return the members that come before the host in order, the first first; none where ranks are given.
 
         A process id is no reason for a handover, since it is another one at each start.
         """
-        own = self[self.host.member].key[:4]
+        own = self.own.key[:4]
         before = (seat for seat in self.others() if self.assigned and seat.key[:4] < own)
         return sorted(before, key=lambda seat: seat.key)
 
@@ -271,87 +275,3 @@ class Seats(dict[bytes, Seated]):
 def machine_of(applicant: frames.Join) -> str:
     """Return the key of an applicant's machine, which containers of that machine share."""
     return applicant.node.partition("/net:")[0]
-
-
-def rank_taken(holder: Seated) -> frames.Refused:
-    """Return the refusal of a newcomer that wants the rank, or the node rank, of a live process."""
-    applicant = holder.applicant
-    if applicant.rank is None:
-        number = int.from_bytes(applicant.order[1:5], "big")
-        detail = f"node rank {number} is held by another live node"
-        return frames.Refused(reason="node rank taken", detail=detail, who=holder.who)
-    detail = f"rank {applicant.rank} is held by a live process"
-    return frames.Refused(reason="rank taken", detail=detail, who=holder.who)
-
-
-class Challenge(Struct, frozen=True):
-    """A newcomer that wants a taken seat, while the holder of the seat is asked whether it lives."""
-
-    conn: int
-    member: bytes
-    applicant: frames.Join
-    seat: bytes
-    """The holder's member id."""
-    deadline: float
-    """When a holder that has not answered loses the seat."""
-    asked_at: float
-    """When the holder was asked."""
-
-
-class Challenges:
-    """The newcomers that wait for the answers of such holders.
-
-    Args:
-        refuse: refuses the newcomer on a connection.
-    """
-
-    def __init__(self, refuse: Callable[[int, frames.Join, frames.Refused], None]) -> None:
-        self._refuse = refuse
-        self._waiting: list[Challenge] = []
-
-    def add(self, challenge: Challenge) -> None:
-        """Let a newcomer wait."""
-        self._waiting.append(challenge)
-
-    def withdraw(self, conn: int) -> None:
-        """Forget the newcomer on a connection."""
-        self._waiting = [each for each in self._waiting if each.conn != conn]
-
-    def answered(self, holder: Seated, answered_at: float) -> None:
-        """Refuse the newcomers for whom a holder was asked by the moment of the question that it has answered."""
-        self._refuse_all(holder, self._take(lambda each: each.seat == holder.member and each.asked_at <= answered_at))
-
-    def holder_lives(self, holder: Seated) -> None:
-        """Refuse all that wait for a seat: its holder lives."""
-        self._refuse_all(holder, self.take(holder.member))
-
-    def _refuse_all(self, holder: Seated, challenges: Sequence[Challenge]) -> None:
-        for challenge in challenges:
-            refusal = rank_taken(holder)
-            if challenge.member == holder.member:
-                # It looks further, as a member does whose own answer was still on its way.
-                detail = "a live process with this member id has a seat, and its token"
-                refusal = frames.Refused(reason="session", detail=detail, who=holder.who)
-            self._refuse(challenge.conn, challenge.applicant, refusal)
-
-    def take(self, seat: bytes) -> list[Challenge]:
-        """Return, once, those that wait for a seat, the first first."""
-        return self._take(lambda each: each.seat == seat)
-
-    def _take(self, wanted: Callable[[Challenge], bool]) -> list[Challenge]:
-        taken = [each for each in self._waiting if wanted(each)]
-        self._waiting = [each for each in self._waiting if not wanted(each)]
-        return taken
-
-    def take_all(self) -> list[Challenge]:
-        """Return all, once."""
-        taken, self._waiting = self._waiting, []
-        return taken
-
-    def unanswered(self, now: float) -> list[bytes]:
-        """Return the holders whose time to answer is over."""
-        return list(dict.fromkeys(each.seat for each in self._waiting if now >= each.deadline))
-
-    def next_timer(self) -> float:
-        """Return when that is the case for the next one; infinity: never."""
-        return min((each.deadline for each in self._waiting), default=float("inf"))
