@@ -21,7 +21,6 @@ from mingle.protocol.effects import Dial, Multicast
 from mingle.protocol.events import Disconnected, Heard, Source, TimerDue
 from mingle.protocol.links.race import DialTarget
 from mingle.protocol.sessions import RETRY_SECONDS
-from mingle.text import endpoint_text
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, Kind, List, Offer, Seek
 from tests.support.bystanders import WHO, Wire, a_finder, a_formed_job
@@ -369,11 +368,6 @@ def session(
 def running(**fields: object) -> frames.Running:
     given = {"state": "open", "world_size": 4, "host": frames.ProcessInfo(hostname="head", pid=7, rank=0), **fields}
     return frames.Running(**given)  # type: ignore[arg-type]
-
-
-def test_ipv6_stands_in_brackets() -> None:
-    assert endpoint_text("fd00::1", 80) == "[fd00::1]:80"
-    assert endpoint_text("10.0.0.1", 80) == "10.0.0.1:80"
 
 
 def test_the_target_is_the_control_port_until_there_is_a_store() -> None:

@@ -56,14 +56,6 @@ def test_a_job_that_gathers_is_waited_for_and_listed_with_its_control_port(netwo
         assert seen.target().kind == "control"
 
 
-def test_ranks_that_only_seek_are_seen(network: Network) -> None:
-    with gathering("no host", network.port, (1,), world_size=2):
-        (seeker,) = listed(network, lambda finder: finder.seekers).seekers.values()
-        assert (seeker.seek.job, seeker.seek.rank) == ("no host", 1)
-        text = not_there("no host", network, "looking for it: rank 1")
-        assert "rank 0 was not started" in text.partition("looking for it: rank 1")[2]
-
-
 def test_a_job_with_a_secret_is_found_by_those_who_have_it(network: Network) -> None:
     with gathering("guarded", network.port, (0,), world_size=1, secret=SECRET.encode()):
         session, _ = find_job("guarded", replace(network, secret=SECRET.encode()))
@@ -82,11 +74,6 @@ def test_two_live_hosts_are_both_named() -> None:
     text = str(several_hosts("twice", finder.alive))
     assert "2 live hosts: rank 0 on host node0 (10.0.0.1), pid 100 at 10.0.0.1:29500" in text
     assert "10.0.0.2:29500" in text
-
-
-def test_a_mistyped_id_is_named(network: Network) -> None:
-    with gathering("resnet", network.port, (0,), world_size=1):
-        not_there("resnte", network, "a mistyped job id: 'resnet' is on this network")
 
 
 def test_not_found_names_what_was_tried() -> None:

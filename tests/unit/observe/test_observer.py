@@ -84,17 +84,10 @@ def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:
             self.closed_with = reason
 
     with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
-        machine = Interrupted(
-            None,
-            member=new_name(),
-            who=this_process(),
-            secret=None,
-            new_id=observer.driver.new_id,
-            rng=observer.driver.rng,
-            now=time.monotonic(),
-        )
+        machine = finder(observer, None, Interrupted)
         with pytest.raises(KeyboardInterrupt):
             observer.run(machine, until=time.monotonic() + 30)
+    assert isinstance(machine, Interrupted)
     assert machine.closed_with == "interrupted"
 
 

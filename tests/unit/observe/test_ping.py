@@ -8,17 +8,17 @@ import pytest
 from mingle.observe.ping import (
     ANSWERS_PER_SECOND,
     MAX_ACCEPTED,
+    MAX_ADDRESSES,
     MAX_PEERS,
     Figures,
     PingMachine,
-    PingPeer,
     Reply,
 )
 from mingle.protocol.effects import Dial, Hangup
 from mingle.protocol.events import Accepted, BytesReceived, Connected, TimerDue
 from mingle.wire import echo
 from mingle.wire.authentication import JobKey
-from mingle.wire.echo import WAYS, EchoEnd, EchoRequest, Way
+from mingle.wire.echo import EchoEnd, EchoRequest, Way
 from tests.support.ping_lan import PORT, Lan, echo_heard
 
 
@@ -139,22 +139,12 @@ def stranger(number: int, way: Way = "multicast", pinger: int = 9) -> EchoReques
 def test_answers_are_limited_and_never_longer() -> None:
     lan = Lan()
     machine = lan.add("10.0.0.1", count=0)
-    for number in range(3 * ANSWERS_PER_SECOND):
-        machine.handle(echo_heard(stranger(number), "10.0.0.9", size=echo.PING_BYTES), lan.now)
-    assert len([each for each in machine.effects() if isinstance(each, Reply)]) == ANSWERS_PER_SECOND
-    machine.handle(echo_heard(stranger(0), "10.0.0.8", size=echo.PING_BYTES - 1), lan.now)
-    assert machine.effects() == []
-    machine.handle(echo_heard(stranger(0), "10.0.0.9", size=echo.PING_BYTES), lan.now + 1)
-    assert len(machine.effects()) == 1
-
-
-def test_answers_are_limited_in_every_second() -> None:
-    lan = Lan()
-    machine = lan.add("10.0.0.1", count=0)
     for second in range(3):
-        for number in range(2 * ANSWERS_PER_SECOND):
+        for number in range(3 * ANSWERS_PER_SECOND):
             machine.handle(echo_heard(stranger(number), "10.0.0.9", size=echo.PING_BYTES), lan.now + second)
         assert len([each for each in machine.effects() if isinstance(each, Reply)]) == ANSWERS_PER_SECOND
+    machine.handle(echo_heard(stranger(0), "10.0.0.8", size=echo.PING_BYTES - 1), lan.now)
+    assert machine.effects() == []
 
 
 def test_state_kept_for_strangers_is_bounded() -> None:
@@ -171,6 +161,19 @@ def test_state_kept_for_strangers_is_bounded() -> None:
     machine.handle(TimerDue(), lan.now + 2)
     assert len([each for each in machine.effects() if isinstance(each, Hangup)]) == MAX_ACCEPTED
     assert 0 not in machine.links
+
+
+def test_answers_are_counted_for_so_many_addresses() -> None:
+    lan = Lan()
+    machine = lan.add("10.0.0.1", count=0)
+    asking = ["10.0.0.9"] * ANSWERS_PER_SECOND + [
+        f"10.1.{number // 256}.{number % 256}" for number in range(MAX_ADDRESSES)
+    ]
+    for number, address in enumerate(asking):
+        machine.handle(echo_heard(stranger(number), address, size=echo.PING_BYTES), lan.now)
+    machine.effects()
+    machine.handle(echo_heard(stranger(0), "10.0.0.9", size=echo.PING_BYTES), lan.now)
+    assert len(machine.effects()) == 1, "its count was dropped to make room"
 
 
 def test_something_else_on_the_port() -> None:
@@ -246,9 +249,3 @@ def test_figures_grow_no_larger_however_long_it_goes_on() -> None:
 
 def vars_of(figures: Figures) -> list[object]:
     return [getattr(figures, name) for name in figures.__struct_fields__]
-
-
-def test_a_peer() -> None:
-    peer = PingPeer(b"P" * 16, "", 3, "10.0.0.1", "eth0", 4000)
-    assert tuple(peer.figures) == WAYS
-    assert str(peer) == "unknown (10.0.0.1)"

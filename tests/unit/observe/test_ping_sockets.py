@@ -13,7 +13,6 @@ from msgspec import structs
 
 from mingle.config.settings import Network
 from mingle.config.values import Peer
-from mingle.errors import InterfaceError, MingleError
 from mingle.observe import ping
 from mingle.observe.finder import Finder
 from mingle.observe.observer import Observer, new_name, this_process
@@ -169,30 +168,3 @@ def a_finder(observer: Observer) -> Finder:
         rng=observer.driver.rng,
         now=time.monotonic(),
     )
-
-
-def test_no_such_interface() -> None:
-    with no_descriptor_leaks(), pytest.raises(InterfaceError):
-        Pinger(Network(interfaces=("nope0",)))
-
-
-@pytest.mark.parametrize("farewell", ["said", "fails"])
-def test_a_machine_that_fails_is_an_error_with_its_cause(farewell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("a riddle")
-
-    with Pinger(Network(interfaces=("lo",), port=free_udp_port())) as pinger:
-        monkeypatch.setattr(pinger.pings, "handle", fail)
-        if farewell == "fails":
-            monkeypatch.setattr(pinger.pings, "close", fail)
-        with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
-            pinger.run(until=time.monotonic() + 30)
-        assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-def test_exception_of_the_callback_reaches_the_caller() -> None:
-    def broken_pipe() -> None:
-        raise BrokenPipeError
-
-    with Pinger(Network(interfaces=("lo",), port=free_udp_port())) as pinger, pytest.raises(BrokenPipeError):
-        pinger.run(until=time.monotonic() + 30, each=broken_pipe)
