@@ -76,12 +76,6 @@ def names(monitor: InterfaceMonitor) -> list[str]:
     return [each.name for each in monitor.usable]
 
 
-def test_rescan_without_a_change_is_false(machine: Machine) -> None:
-    monitor = monitored()
-    assert names(monitor) == ["eth0"]
-    assert monitor.rescan(1.0) is False
-
-
 def test_rescan_follows_interfaces_that_come_and_go(machine: Machine) -> None:
     monitor = monitored()
     machine.found = (LO, ETH0, ETH1)
@@ -318,16 +312,10 @@ def test_monitor_names_the_owner_of_an_address(machine: Machine) -> None:
     assert monitor.owner("fe80::1", "eth1") == "eth1", "each interface has such addresses: the one that was dialed on"
     assert monitor.owner("192.0.2.1", "eth0") == "eth0"
     assert (monitor.index("eth1"), monitor.index("eth7"), monitor.index("")) == (3, 0, 0)
-    machine.found = (LO, ETH0)
-    assert monitored().index("") == 2, "only one can be meant"
-
-
-def test_name_of_an_interface_and_of_the_only_one_in_use(machine: Machine) -> None:
-    machine.found = (LO, ETH0, ETH1)
-    monitor = monitored()
     assert (monitor.name(3), monitor.name(9), monitor.name(0), monitor.owner("fe80::1", "")) == ("eth1", "", "", "")
     machine.found = (LO, ETH0)
-    assert (monitored().name(0), monitored().owner("fe80::1", "")) == ("eth0", "eth0"), "only one can be meant"
+    only = monitored()
+    assert (only.index(""), only.name(0), only.owner("fe80::1", "")) == (2, "eth0", "eth0"), "only one can be meant"
 
 
 def test_addresses_on_link(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,31 +352,26 @@ def test_netlink_report_makes_a_scan_due(news: socket.socket) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="rtnetlink is Linux's")
-def test_a_sandbox_that_refuses_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    assert interfaces._subscribe() is None
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="rtnetlink is Linux's")
-def test_a_sandbox_that_refuses_the_groups_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("without", ["sockets", "groups", "Linux"])
+def test_where_the_kernel_reports_nothing_scans_are_due_all_the_same_and_no_socket_stays_open(
+    without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
 
     class Refusing(socket.socket):
         def __init__(self, *args: int) -> None:
+            if without == "sockets":
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
             super().__init__(*args)
             made.append(self)
 
         def bind(self, _address: object) -> None:
             raise PermissionError(errno.EPERM, "Operation not permitted")
 
+    monkeypatch.setattr(interfaces, "scan", lambda: (LO, ETH0))
+    if without == "Linux":
+        monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(socket, "socket", Refusing)
-    assert interfaces._subscribe() is None
-    assert [each.fileno() for each in made] == [-1]
-
-
-def test_other_systems_have_no_netlink(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert interfaces._subscribe() is None
+    monitor = monitored()
+    assert (monitor.netlink, monitor.scan_due) == (None, LOOK_SECONDS)
+    assert [each.fileno() for each in made] == [-1] * (without == "groups")

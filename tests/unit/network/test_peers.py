@@ -280,28 +280,13 @@ def test_failures_can_be_read_while_names_are_looked_up(names: NameServer, made:
 
 
 def test_a_name_whose_server_is_silent_does_not_keep_the_others_from_being_found(
-    monkeypatch: pytest.MonkeyPatch,
+    names: NameServer, made: Callable[..., Peers]
 ) -> None:
-    over = threading.Event()
-
-    def getaddrinfo(host: str, port: int, *_: int) -> list[Any]:
-        if host == "silent":
-            assert over.wait(30)
-            raise socket.gaierror(-3, "Temporary failure in name resolution")
-        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("10.0.0.1", port))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(peers, "RESOLVE_SECONDS", 0.001)
-    found = Peers([Peer("silent"), Peer("node7")], 29499, "auto", random.Random(0))
-    try:
-        until(lambda: found._found)
-        assert found.take()[0] == A
-    finally:
-        found.stop()
-        over.set()
-        for thread in threading.enumerate():
-            if thread.name == "mingle-abandoned-resolver":
-                thread.join(30)
+    names.answers |= {"silent": [], "node7": [("10.0.0.1", 29499)]}
+    found = made(Peer("silent"), Peer("node7"))
+    names.answer("node7")
+    until(lambda: found._found)
+    assert found.take() == [A]
 
 
 def test_a_look_up_that_hangs_holds_nobody_up(names: NameServer, made: Callable[..., Peers]) -> None:
