@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mingle.config.settings import Network
 from mingle.observe.finder import Finder
-from mingle.observe.observer import Observer
+from mingle.observe.observer import Observer, new_name, this_process
 from mingle.protocol.effects import Answer, Dial, Effect, Hangup, Multicast, Notice, OpenStore, ProveStore, Reset, Write
 from mingle.protocol.events import (
     Accepted,
@@ -158,6 +158,19 @@ def _signature(speaker: object, hearer: object) -> dict[str, bool]:
         return {"signed": key is not None}
     ours = JobKey(secret, speaker.rank.identity.job)
     return {"signed": True, "verified": ours.verify(b"", b"", key.mac(b"", b""))}
+
+
+def finder_of(observer: Observer, job: str | None = None, kind: type[Finder] = Finder) -> Finder:
+    """Return a finder that an observer can run."""
+    return kind(
+        job,
+        member=new_name(),
+        who=this_process(),
+        secret=None,
+        new_id=observer.driver.new_id,
+        rng=observer.driver.rng,
+        now=time.monotonic(),
+    )
 
 
 def a_finder(

@@ -16,25 +16,13 @@ from mingle.config.values import Peer
 from mingle.errors import DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.network.folders import Folders, digest, storages
 from mingle.observe.finder import Finder, find_job, list_jobs
-from mingle.observe.observer import Observer, new_name, this_process
+from mingle.observe.observer import Observer
 from mingle.protocol.events import Event
 from mingle.wire import datagrams
 from mingle.wire.datagrams import Offer, Seek
-from tests.support.bystanders import gathering
+from tests.support.bystanders import finder_of, gathering
 from tests.support.loopback import longer, until
 from tests.support.ports import free_udp_port
-
-
-def finder(observer: Observer, job: str | None, kind: type[Finder] = Finder) -> Finder:
-    return kind(
-        job,
-        member=new_name(),
-        who=this_process(),
-        secret=None,
-        new_id=observer.driver.new_id,
-        rng=observer.driver.rng,
-        now=time.monotonic(),
-    )
 
 
 @pytest.mark.parametrize(("job", "peers"), [("observed", ()), (None, ()), ("observed", ("127.0.0.1",))])
@@ -42,7 +30,7 @@ def test_a_job_is_found(job: str | None, peers: tuple[str, ...]) -> None:
     port = free_udp_port()
     network = Network(interfaces=("lo",), port=port, peers=tuple(map(Peer, peers)))
     with gathering("observed", port, (0,), world_size=1), Observer(network, job) as looking:
-        found = finder(looking, job)
+        found = finder_of(looking, job)
         looking.run(found, until=time.monotonic() + 30, done=lambda: bool(found.alive))
         assert [str(each.target()) for each in found.alive] == ["127.0.0.1:29500"]
         facts = looking.driver.evidence.facts()
@@ -61,7 +49,7 @@ def test_unicasts_to_named_hosts_are_counted() -> None:
             looked_at.append(observer.driver.evidence.inspect().unicasts_sent)
             return looked_at[-1] > 0
 
-        observer.run(finder(observer, None), until=time.monotonic() + 30, done=done)
+        observer.run(finder_of(observer), until=time.monotonic() + 30, done=done)
     assert looked_at[0] == 0
     assert looked_at[-1] > 0
 
@@ -69,7 +57,7 @@ def test_unicasts_to_named_hosts_are_counted() -> None:
 def test_observer_stops_at_its_deadline_and_leaves_nothing_open() -> None:
     with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
         started = time.monotonic()
-        observer.run(finder(observer, None), until=started + 0.3)
+        observer.run(finder_of(observer), until=started + 0.3)
         assert 0.3 <= time.monotonic() - started < 50
 
 
@@ -84,7 +72,7 @@ def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:
             self.closed_with = reason
 
     with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
-        machine = finder(observer, None, Interrupted)
+        machine = finder_of(observer, kind=Interrupted)
         with pytest.raises(KeyboardInterrupt):
             observer.run(machine, until=time.monotonic() + 30)
     assert isinstance(machine, Interrupted)
@@ -97,7 +85,7 @@ def test_a_machine_that_fails_is_an_error_with_its_cause(farewell: str, monkeypa
         raise ZeroDivisionError("a riddle")
 
     with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
-        machine = finder(observer, None)
+        machine = finder_of(observer)
         monkeypatch.setattr(machine, "handle", fail)
         if farewell == "fails":
             monkeypatch.setattr(machine, "close", fail)
@@ -111,7 +99,7 @@ def test_exception_of_the_callback_reaches_the_caller() -> None:
         raise BrokenPipeError
 
     with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer, pytest.raises(BrokenPipeError):
-        observer.run(finder(observer, None), until=time.monotonic() + 30, done=broken_pipe)
+        observer.run(finder_of(observer), until=time.monotonic() + 30, done=broken_pipe)
 
 
 def test_an_interface_that_is_not_there_is_an_error_and_leaks_nothing() -> None:

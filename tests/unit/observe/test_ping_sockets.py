@@ -14,12 +14,12 @@ from msgspec import structs
 from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.observe import ping
-from mingle.observe.finder import Finder
-from mingle.observe.observer import Observer, new_name, this_process
+from mingle.observe.observer import Observer
 from mingle.observe.ping import Pinger
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import BROWSE_GROUP
 from mingle.wire.echo import EchoReply, EchoRequest
+from tests.support.bystanders import finder_of
 from tests.support.loopback import longer
 from tests.support.ports import free_udp_port
 from tests.support.receiving import no_descriptor_leaks
@@ -133,7 +133,7 @@ def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
     network = Network(interfaces=("lo",), port=free_udp_port())
     ping = EchoRequest(pinger=b"s" * 16, number=1, way="unicast")
     with Pinger(network) as pinger, Observer(network) as rank:
-        finder = a_finder(rank)
+        finder = finder_of(rank)
         over = threading.Event()
         looking = threading.Thread(
             target=rank.run, args=(finder,), kwargs={"until": None, "done": over.is_set, "every": 0.1}
@@ -156,15 +156,3 @@ def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
         assert rank.driver.rejections.counts == {}
     assert isinstance(answer, EchoReply)
     assert answer.asker == b"s" * 16
-
-
-def a_finder(observer: Observer) -> Finder:
-    return Finder(
-        None,
-        member=new_name(),
-        who=this_process(),
-        secret=None,
-        new_id=observer.driver.new_id,
-        rng=observer.driver.rng,
-        now=time.monotonic(),
-    )
