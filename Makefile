@@ -26,13 +26,34 @@ INSTALL := $(PIP) install
 .DELETE_ON_ERROR:
 
 .PHONY: help
-help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target purpose; do \
-		printf '  make %-16s %s\n' "$$target" "$$purpose"; done
+help: # list the targets, under the headings of this file
+	@sed -n -e 's/^##@ \(.*\)/|\1/p' -e 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r target purpose; do \
+			if [ "$$target" ]; then printf '  make %-18s%s\n' "$$target" "$$purpose"; else echo "$$purpose"; fi; done
+
+##@ Use
 
 .PHONY: demo
-demo: $(EXAMPLES_READY) ## train on 4 ranks of this machine that were told no address
+demo: $(EXAMPLES_READY) ## train on 4 ranks of this machine
 	@$(BIN)/python examples/demo.py
+
+# v2 is a command of docker, v1 one of its own.
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+
+.PHONY: compose-demo
+compose-demo: ## train on 4 containers (needs Docker)
+	$(COMPOSE) build
+	trap '$(COMPOSE) down' EXIT; $(COMPOSE) up; \
+		test "$$(docker wait $$($(COMPOSE) ps --all --quiet) | sort --unique)" = 0
+
+# pip before 23.1, as in Debian 12, can make a wheel of netifaces only in an isolated environment.
+.PHONY: wheels
+wheels: | $(BIN)/pip ## wheels of mingle and its dependencies but torch, for a cluster without network or compiler
+	PIP_USE_PEP517=1 $(PIP) wheel --quiet --no-deps --wheel-dir wheelhouse . \
+		$$(sed -n -e '/^# what mingle runs on/,/^$$/p' -e '/^typing_extensions==/p' constraints.txt | grep -v -e '^#' -e '^torch==')
+	@echo "on the other machines: pip install --no-index --find-links wheelhouse multinode-mingle"
+
+##@ Test
 
 # Compiled once and not by each worker of each run: an environment may forbid it, as that of a container often does.
 export PYTHONDONTWRITEBYTECODE :=
@@ -43,84 +64,61 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
 # One worker more: quick tests often wait. The slow ones are full of deadlines, and more of them at once would miss some.
 .PHONY: test
 test: JOBS := $(shell echo $$(($(JOBS) + 1)))
-test: $(DEV_READY) ## run the quick tests, in three minutes (those of the lab need root, iproute2 and nftables)
+test: $(DEV_READY) ## the quick tests, in three minutes (the lab's need root, iproute2 and nftables)
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 .PHONY: test-slow
-test-slow: $(DEV_READY) ## run the tests that `make test` leaves out
+test-slow: $(DEV_READY) ## the tests that `make test` leaves out
 	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: ## run all tests: the quick ones, then the slow ones
+test-all: ## all tests: the quick ones, then the slow ones
 	$(MAKE) test
 	$(MAKE) test-slow
 
 .PHONY: soak
-soak: $(DEV_READY) ## repeat the scenarios as often as the promises count; the log is soak.log
+soak: $(DEV_READY) ## the scenarios, as often as the promises count; takes hours, and writes soak.log
 	MINGLE_SOAK=1 $(PYTEST) -m soak --verbose --durations=0 --timeout=3600 $(PYTEST_ARGS) 2>&1 | tee --append soak.log
 
-ROOM ?= wire
-.PHONY: mutants
-mutants: $(DEV_READY) ## which tests notice small mistakes in a room of src/mingle, and which never do: make mutants ROOM=wire
-	$(BIN)/python tools/mutants.py $(ROOM) $(MUTANTS_ARGS)
+.PHONY: lint
+lint: $(DEV_READY) ## style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
-# v2 is a command of docker, v1 one of its own.
-COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
-
-.PHONY: compose-demo
-compose-demo: ## train on 4 containers that were told neither an address nor a rank (needs Docker)
-	$(COMPOSE) build
-	trap '$(COMPOSE) down' EXIT; $(COMPOSE) up; \
-		test "$$(docker wait $$($(COMPOSE) ps --all --quiet) | sort --unique)" = 0
-
-.PHONY: test-compose
-test-compose: $(DEV_READY) ## run docker-compose.yml, and containers on three hosts, for real; as root also where no Docker runs
-	$(BIN)/python -m pytest tests/compose --durations=0 $(PYTEST_ARGS)
-
-.PHONY: test-launchers
-test-launchers: $(DEV_READY) ## start the example by mpirun, mpiexec, srun, sbatch and pdsh, installed if missing (as root)
-	$(BIN)/python -m pytest tests/launchers --durations=0 $(PYTEST_ARGS)
-
-.PHONY: test-frameworks
-test-frameworks: $(FRAMEWORKS_READY) ## train with Lightning, Accelerate, FSDP2, DeepSpeed and the Trainer on top of mingle; JAX, MLX, Ray and torchft by mingle-run
-	$(BIN)/python -m pytest tests/frameworks --durations=0 $(PYTEST_ARGS)
-
-.PHONY: test-gpu
-test-gpu: $(FRAMEWORKS_READY) ## train with NCCL on hosts of the lab that share this machine's GPU (as root, with a torch for CUDA)
-	$(BIN)/python -m pytest tests/gpu --durations=0 $(PYTEST_ARGS)
-
-.PHONY: test-torch-suite
-test-torch-suite: $(FRAMEWORKS_READY) ## run all of torch's own tests of torch.distributed over mingle://, with Gloo; of them 30 are in test-frameworks
-	$(BIN)/python -m tests.frameworks.torch_suite $(SUITE_ARGS)
-
-.PHONY: test-torch-rpc-suite
-test-torch-rpc-suite: $(FRAMEWORKS_READY) ## run all of torch's own tests of its RPC over mingle://, with TensorPipe; of them 12 are in test-frameworks
-	$(BIN)/python -m tests.frameworks.torch_rpc_suite $(SUITE_ARGS)
+.PHONY: fmt
+fmt: $(DEV_READY) ## format the code, and fix the style where ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 # Half of the time guided by coverage, where atheris can be installed.
 FUZZ_SECONDS ?= 300
 .PHONY: fuzz
-fuzz: $(DEV_READY) ## give hostile bytes to the decoders and the machines for FUZZ_SECONDS
+fuzz: $(DEV_READY) ## hostile bytes for the decoders and the machines, for FUZZ_SECONDS
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $$RANDOM
 	$(INSTALL) --quiet --editable '.[fuzz]'
 	if $(BIN)/python -c 'import atheris' 2>/dev/null; then for target in plain-datagram signed-datagram echo local-message frames called calling; do \
 		PYTHONPATH=. $(BIN)/python -m tests.fuzz --guided $$target --seconds $$(($(FUZZ_SECONDS) / 14)); done; fi
 
-.PHONY: bench
-bench: $(BENCH_READY) ## measure mingle beside its peers, keep and draw the results (needs root, like the lab)
-	@PYTHONPATH=src:. $(BIN)/python -m benchmarks $(BENCH_ARGS)
+ROOM ?= wire
+.PHONY: mutants
+mutants: $(DEV_READY) ## which tests notice small mistakes in a room of src/mingle: make mutants ROOM=wire
+	$(BIN)/python tools/mutants.py $(ROOM) $(MUTANTS_ARGS)
 
-.PHONY: bench-quick
-bench-quick: $(BENCH_READY) ## three minutes of it: what got worse since the results were kept?
-	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --quick $(BENCH_ARGS)
+##@ Test beside others
 
-.PHONY: bench-guard
-bench-guard: $(BENCH_READY) ## a minute of it, as CI runs it: is a ratio far beyond what it was?
-	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --guard
+.PHONY: test-compose test-launchers test-frameworks test-gpu
+test-compose: $(DEV_READY) ## docker-compose.yml, and containers on three hosts (as root also without Docker)
+test-launchers: $(DEV_READY) ## mpirun, mpiexec, srun, sbatch and pdsh, installed if missing (as root)
+test-frameworks: $(FRAMEWORKS_READY) ## Lightning, Accelerate, FSDP2, DeepSpeed, the Trainer, JAX, MLX, Ray and torchft
+test-gpu: $(FRAMEWORKS_READY) ## NCCL on hosts that share this machine's GPU (as root, with a torch for CUDA)
+test-compose test-launchers test-frameworks test-gpu:
+	$(BIN)/python -m pytest tests/$(@:test-%=%) --durations=0 $(PYTEST_ARGS)
 
-.PHONY: stats
-stats: $(DEV_READY) ## count lines, classes and constants, and measure what importing mingle and one discovery cost
-	@$(BIN)/python benchmarks/stats.py $(STATS_ARGS)
+.PHONY: test-torch-suite
+test-torch-suite: $(FRAMEWORKS_READY) ## all of torch's own tests of torch.distributed and its RPC, over mingle://
+	$(BIN)/python -m tests.frameworks.torch_suite $(SUITE_ARGS)
+	$(BIN)/python -m tests.frameworks.torch_rpc_suite $(SUITE_ARGS)
 
 # The oldest that is supported; another one: make test-torch TORCH=2.15.0. What that runs on comes in the versions that it
 # asks for.
@@ -128,7 +126,7 @@ TORCH ?= 2.6.0
 TORCH_VENV := .venv-torch-$(TORCH)
 
 .PHONY: test-torch
-test-torch: ## run the tests of all that touches torch on another one: make test-torch TORCH=2.6.0
+test-torch: ## the tests of all that touches torch, on another one: make test-torch TORCH=2.6.0
 	$(PYTHON) -m venv $(TORCH_VENV)
 	sed '/^torch==/d; /^# what torch runs on/,/^$$/d' constraints.txt > $(TORCH_VENV)/constraints.txt
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt $(TORCH_VENV)/bin/python -m pip install \
@@ -138,20 +136,29 @@ test-torch: ## run the tests of all that touches torch on another one: make test
 		tests/lab/test_forming.py tests/lab/test_lifecycle.py tests/lab/test_agents.py tests/lab/test_torchrun.py \
 		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
 
-.PHONY: wheels
-wheels: | $(BIN)/pip ## make wheels of mingle and its dependencies but torch, for a cluster without network or compiler
-	# pip before 23.1, as in Debian 12, can make a wheel of netifaces only in an isolated environment.
-	PIP_USE_PEP517=1 $(PIP) wheel --quiet --no-deps --wheel-dir wheelhouse . \
-		$$(sed -n -e '/^# what mingle runs on/,/^$$/p' -e '/^typing_extensions==/p' constraints.txt | grep -v -e '^#' -e '^torch==')
-	@echo "on the other machines: pip install --no-index --find-links wheelhouse multinode-mingle"
+##@ Measure
+
+.PHONY: bench
+bench: $(BENCH_READY) ## mingle beside its peers, in about an hour; keeps and draws the results (as root)
+	@PYTHONPATH=src:. $(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: bench-guard
+bench-guard: $(BENCH_READY) ## a minute of it, as in CI: is a ratio far beyond what it was?
+	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --guard
+
+.PHONY: stats
+stats: $(DEV_READY) ## lines, classes and constants, and what an import and one discovery cost
+	@$(BIN)/python benchmarks/stats.py $(STATS_ARGS)
+
+##@ Publish
 
 .PHONY: docs
-docs: $(DOCS_READY) $(MERMAID_READY) ## make the site of the documents in site/; a broken link is an error
+docs: $(DOCS_READY) $(MERMAID_READY) ## the site of the documents, in site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "site/index.html"
 
 .PHONY: dist
-dist: $(DOCS_READY) $(DEV_READY) ## build the sdist, from it the wheel, and check both: what an index shows, and that no file is missing
+dist: $(DOCS_READY) $(DEV_READY) ## sdist and wheel, checked: what an index shows, and that no file is missing
 	rm -rf dist build/sdist
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
@@ -159,17 +166,6 @@ dist: $(DOCS_READY) $(DEV_READY) ## build the sdist, from it the wheel, and chec
 	tar --extract --gzip --file dist/*.tar.gz --directory build/sdist --strip-components=1
 	cd build/sdist; $(CURDIR)/$(BIN)/python -m pytest -n 2 --quiet tests/unit/test_project.py tests/docs/test_docs.py \
 		-k 'not (demo or ranks or print or message or torchrun)'
-
-.PHONY: lint
-lint: $(DEV_READY) ## check style, format and types
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-
-.PHONY: fmt
-fmt: $(DEV_READY) ## format the code, and fix the style where ruff can
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
 
 .PHONY: clean
 clean: ## remove the environment, the caches and what was built
@@ -185,6 +181,7 @@ $(BIN)/pip:
 	@$(PYTHON) -m venv $(VENV_ARGS) $(VENV) || { \
 		echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
+# Torch is large: pip says what it downloads, and then nothing while it unpacks that.
 $(EXAMPLES_READY): pyproject.toml constraints.txt | $(BIN)/pip
 	$(INSTALL) --editable '.[examples]'
 	@touch $@

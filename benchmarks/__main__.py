@@ -1,16 +1,13 @@
-"""``python -m benchmarks``: measures, prints, and keeps the results, or compares them with those that were kept."""
+"""``python -m benchmarks``: measures, prints, and keeps the results."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks import document, guard, history, precedence, results, table
 from benchmarks.results import Comparison
@@ -18,42 +15,25 @@ from benchmarks.results import Comparison
 ORDER = (
     "torchrun",
     "script",
-    "breakdown",
     "any_program",
-    "bandwidth",
     "known_address",
-    "late_rank",
     "last_rank",
-    "mesh_cost",
-    "first_discover",
     "torchrun_recovery",
     "broken_pair",
     "scale",
     "capacity",
-    "simulated",
-    "memory",
-    "idle",
-    "start_up",
-    "loss",
-    "wire",
-    "one_datagram",
-    "limit",
-    "micro",
+    "folders",
+    "footprint",
 )
 """The comparisons in the order of the document."""
-QUICK = ("last_rank", "late_rank", "wire", "start_up")
-"""Those that take seconds; fresh interpreters with torch take minutes."""
-ROUNDS, QUICK_ROUNDS, GUARD_ROUNDS = 20, 3, 2
+ROUNDS, GUARD_ROUNDS = 20, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; 1 when something got worse, or a comparison failed."""
+    """Run what the command line asks for; 1 when a ratio is beyond its limit, or a comparison failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones (default: all): {', '.join(ORDER)}")
     parser.add_argument("--rounds", type=int, help=f"how often each is measured (default: {ROUNDS})")
-    parser.add_argument(
-        "--quick", action="store_true", help="few rounds of a few, compared with the results that are kept"
-    )
     parser.add_argument("--guard", action="store_true", help="few rounds of what CI guards, against fixed limits")
     parser.add_argument("--document", action="store_true", help="only draw and write from the results that are kept")
     parser.add_argument(
@@ -69,19 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _publish()
         return 0
     if chosen.guard:
-        return _guard(_measure([name for name, _ in guard.LIMITS], chosen.rounds or GUARD_ROUNDS, keep=False))
-    names = chosen.names or (QUICK if chosen.quick else [name for name in ORDER if _there(name)])
-    rounds = chosen.rounds or (QUICK_ROUNDS if chosen.quick else ROUNDS)
-    if chosen.quick:
-        return _compare(_measure(names, rounds, keep=False))
-    measured = _measure(names, rounds, keep=True)
+        guarded = list(dict.fromkeys(name for name, _ in guard.LIMITS))
+        return _guard(_measure(guarded, chosen.rounds or GUARD_ROUNDS, keep=False))
+    names = chosen.names or ORDER
+    measured = _measure(names, chosen.rounds or ROUNDS, keep=True)
     _publish()
     history.add(measured.values())
     return 0 if len(measured) == len(names) else 1
-
-
-def _there(name: str) -> bool:
-    return importlib.util.find_spec(f"benchmarks.{name}") is not None
 
 
 def _measure(names: Sequence[str], rounds: int, *, keep: bool) -> dict[str, Comparison]:
@@ -120,19 +94,6 @@ def _guard(measured: dict[str, Comparison]) -> int:
     for sentence in beyond:
         print(f"worse: {sentence}")
     return 1 if beyond else 0
-
-
-def _compare(measured: dict[str, Comparison]) -> int:
-    committed = {name: comparison for name, (comparison, _) in results.load_all().items()}
-    worse = guard.regressions(committed, measured)
-    for sentence in worse:
-        print(f"worse: {sentence}")
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="mingle-bench-", suffix=".txt", delete=False, encoding="utf-8"
-    ) as file:
-        file.write("\n\n".join(table.plain(comparison) for comparison in measured.values()))
-    print(f"{'got worse' if worse else 'nothing got worse'}; today's tables are in {Path(file.name)}")
-    return 1 if worse else 0
 
 
 if __name__ == "__main__":

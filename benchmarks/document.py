@@ -32,12 +32,12 @@ COST: Questions = (
     ),
     (
         "seven ranks wait, the eighth comes: until all have formed the job",
-        "late_rank",
-        "mingle",
+        "last_rank",
+        "a worker, mingle",
         {
-            "zeroconf, browsing, which delays its first query by 20 to 120 ms (RFC 6762)": "zeroconf, browse",
-            "zeroconf, by name": "zeroconf, by name",
-            "with a client of a store": "zeroconf, by name, and the store",
+            "zeroconf, browsing, which delays its first query by 20 to 120 ms (RFC 6762)": "a worker, zeroconf, browse",
+            "zeroconf, by name": "a worker, zeroconf, by name",
+            "with a client of a store": "a worker, zeroconf, by name, and the store",
         },
     ),
     (
@@ -64,8 +64,7 @@ COST: Questions = (
         "mingle, 1024 members",
         {"bare TCPStore": "TCPStore, 1024 members"},
     ),
-    ("memory of a waiting rank, beside torch's", "memory", "mingle", {}),
-    ("datagrams of 8 hosts, until every job is closed", "wire", "mingle", {"zeroconf": "zeroconf"}),
+    ("memory of a waiting rank, beside torch's", "footprint", "memory of a waiting rank, MiB", {}),
 )
 """What a reader wants to know: the question, its comparison, our contender, and the others by the name to show."""
 RECOVERED = (
@@ -183,14 +182,13 @@ METHOD = """\
 
 [Benchmarks](benchmarks.md) has the figures that matter to a user; this page has each comparison with its spread.
 
-`make bench` (root; Linux) measures all of this on your machine, and writes both pages and `benchmarks/results/*.json`,
-which hold every single measurement; `python -m benchmarks NAME` measures one comparison. `make bench-quick` names what
-got slower, in less than three minutes.
+`make bench` (root; Linux) measures all of this on your machine in about an hour, and writes both pages and
+`benchmarks/results/*.json`, which hold every single measurement; `make bench BENCH_ARGS=scale` measures one comparison.
 
 Every host is a network namespace on one bridge, and every rank a process of its own, forked from one that has imported
 torch if it is not a fresh interpreter. Contenders take turns, A B A B …; each is the real package or the real torch.
 The proof that all nodes reach each other is off, but for torchrun, a script's start, many ranks on one machine, two
-nodes that can't reach each other, and the cost of the mesh.
+nodes that can't reach each other, and where a name says so.
 
 Figures are medians of n runs, with the 5th and the 95th percentile if there are at least five. Compare them only within
 one comparison: each was measured at another time, under another load.
@@ -202,11 +200,6 @@ SIMULATED = """\
 [The table](benchmarks.md#many-ranks) is made by `python -m tests.lan late --loss 0.3 --ranks 1000 --waiting 60`, and
 with work by `python -m tests.lan crowd --ranks 1024 --cores 2` (with `PYTHONPATH=src`).
 """
-
-PICTURE_ALONE = {"breakdown", "limit", "micro", "one_datagram", "start_up"}
-"""Their figures are many and say little one by one."""
-RATIO_ALONE = {"mesh_cost"}
-"""Their times are those of another comparison under another load."""
 
 
 def write(ordered: Sequence[tuple[Comparison, Mapping[str, str]]], folder: Path = DOCUMENT.parent) -> list[Path]:
@@ -239,19 +232,16 @@ def _method(ordered: Sequence[tuple[Comparison, Mapping[str, str]]]) -> str:
 
 
 def _spread(comparison: Comparison) -> str:
-    """Return each contender's median, its spread and the number of runs; or the ratios."""
-    if comparison.name in PICTURE_ALONE:
-        return ""
-    if comparison.name in RATIO_ALONE:
-        return "; ".join(f"{kind} {table.number(value)} ×" for kind, value in comparison.ratios.items())
+    """Return each contender's median, its spread and the number of runs."""
     counts = {len(values) for values in comparison.samples.values()}
     shown = []
     for name, values in comparison.samples.items():
         summary = summarise(values)
         spread = f" ({table.number(summary.low)}-{table.number(summary.high)})" if len(values) >= table.FEW else ""
         runs = f", n={len(values)}" if len(counts) > 1 else ""
-        shown.append(f"{name} {table.number(summary.median)}{spread}{runs}")
-    return f"{'; '.join(shown)} {comparison.unit}" + (f", n={counts.pop()}" if len(counts) == 1 else "")
+        named, _, unit = (name, "", "") if comparison.unit else name.rpartition(", ")
+        shown.append(" ".join(filter(None, (named, f"{table.number(summary.median)}{spread}", unit))) + runs)
+    return f"{'; '.join(shown)} {comparison.unit}".rstrip() + (f", n={counts.pop()}" if len(counts) == 1 else "")
 
 
 def _picture(comparison: Comparison) -> list[str]:
@@ -283,13 +273,14 @@ def _figure(comparison: Comparison, contender: str) -> str:
             return " and ".join(_shown(value, "s") if value < limit else none for value in samples)
         if given_up := sum(value >= limit for value in samples):
             return f"{none} in {given_up} of {len(samples)} runs"
-    return _shown(median(samples), comparison.unit) + (f" ({len(samples)} runs)" if len(samples) < table.FEW else "")
+    unit = comparison.unit or contender.rpartition(", ")[2]
+    return _shown(median(samples), unit) + (f" ({len(samples)} runs)" if len(samples) < table.FEW else "")
 
 
 def _shown(value: float, unit: str) -> str:
     if unit == "ms" and value >= 1000:
         value, unit = value / 1000, "s"
-    return f"{table.number(value)} {'' if unit == 'datagrams' else unit}".rstrip()
+    return f"{table.number(value)} {unit}"
 
 
 def _slower(comparisons: Mapping[str, Comparison]) -> list[str]:
@@ -298,25 +289,24 @@ def _slower(comparisons: Mapping[str, Comparison]) -> list[str]:
         init = comparisons["known_address"].ratios
         init_4, init_8 = init["4 ranks"], init["8 ranks"]  # absent where torch retried in every round
         scale = comparisons["scale"].samples
-        cpu, start = comparisons["last_rank"].extra, comparisons["start_up"].samples
+        last, start = comparisons["last_rank"], comparisons["footprint"].samples
         program = comparisons["any_program"].samples
-        mesh = comparisons["mesh_cost"].ratios
     except KeyError:
         return []
-    empty = median(start["python -c pass"])
+    empty = median(start["python -c pass, ms"])
     figures = {
         "init4": init_4,
         "init8": init_8,
-        "mesh4": mesh["init, 4 hosts"],
-        "mesh8": mesh["init, 8 hosts"],
-        "mesh_last": mesh["rank 0 last"],
+        "mesh4": init["the mesh, 4 ranks"],
+        "mesh8": init["the mesh, 8 ranks"],
+        "mesh_last": last.ratios["the mesh"],
         "scale": median(scale["mingle, 1024 ranks"]) / median(scale["TCPStore, 1024 ranks"]),
         "run": median(program["mingle-run"]),
         "mpirun": median(program["mpirun"]),
-        "ours": cpu["mingle"]["CPU"],
-        "theirs": cpu["zeroconf"]["CPU"],
-        "bare": median(start["import mingle"]) - empty,
-        "all": median(start["import mingle, and all that init needs"]) - empty,
+        "ours": last.extra["mingle"]["CPU"],
+        "theirs": last.extra["zeroconf"]["CPU"],
+        "bare": median(start["import mingle, ms"]) - empty,
+        "all": median(start["import mingle, and all that init needs, ms"]) - empty,
     }
     return [SLOWER.format(**{name: table.number(value) for name, value in figures.items()})]
 

@@ -1,56 +1,44 @@
-"""``python -m benchmarks.folders``: a job that meets in a directory or a bucket, beside multicast and FileStore.
-
-All ranks are on `lo`. Three wait, and the last one comes; its call is measured, until its process group stands. In a
-directory and a bucket each rank has a UDP port of its own, so that no datagram of another one arrives. The server of S3
-is moto's, on this machine; each request to a bucket in a region takes some ten milliseconds more.
-"""
+"""A job that meets in a directory or a bucket, beside multicast and FileStore."""
 
 from __future__ import annotations
 
-import argparse
+import math
 import os
-import re
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.request import Request, urlopen
+
+from benchmarks.results import Comparison
+from benchmarks.samples import alternate
 
 RANKS = 4
 SETTLE_SECONDS = 5.0
 """How long the first ranks wait for the last one; the helper processes of a bucket have started by then."""
 WAYS = ("multicast", "directory", "bucket", "FileStore")
 
+TEXT = """\
+Three ranks wait on `lo`, and the last one comes: its call, until its process group exists. In a directory and a bucket
+each rank has a UDP port of its own, so that no datagram helps. The server of S3 is moto's, on this machine; each
+request to a bucket in a region takes some ten milliseconds more. `FileStore` is torch's own, and confirms nothing."""
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.folders", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument(
-        "--wait", type=float, default=130.0, help="how long one rank waits in a bucket alone, in seconds"
-    )
-    parser.add_argument("ways", nargs="*", default=WAYS, metavar="WAY", help=f"of {', '.join(WAYS)}")
-    chosen = parser.parse_args()
+
+def run(rounds: int) -> Comparison:
+    """Measure; a round takes half a minute."""
     with tempfile.TemporaryDirectory() as directory, s3_server(Path(directory) / "log") as server:
-        for way in chosen.ways:
-            took = [measure(way, Path(directory), server, number) for number in range(chosen.rounds)]
-            if not took:
-                continue
-            print(
-                f"{way}: median {1000 * statistics.median(took):.1f} ms, "
-                f"{', '.join(f'{1000 * each:.1f}' for each in sorted(took))}",
-                flush=True,
-            )
-        if "bucket" in chosen.ways and chosen.wait:
-            print(f"one rank waits in a bucket: requests in each minute: {waiting(server, chosen.wait)}", flush=True)
+        samples = alternate(
+            math.ceil(rounds / 4), {way: partial(_milliseconds, way, Path(directory), server) for way in WAYS}
+        )
+    return Comparison(name="folders", title="In a directory or a bucket", text=TEXT, unit="ms", samples=samples)
 
 
-def measure(way: str, directory: Path, server: Mapping[str, str], number: int) -> float:
+def _milliseconds(way: str, directory: Path, server: Mapping[str, str], number: int) -> float:
     """Return how long the last rank's call took."""
     port = free_port()
     children = [start(way, rank, port, directory, server, number) for rank in range(RANKS - 1)]
@@ -61,7 +49,7 @@ def measure(way: str, directory: Path, server: Mapping[str, str], number: int) -
         with os.fdopen(reader) as answer:
             times.append(float(answer.read() or "nan"))
         os.waitpid(pid, 0)
-    return times[-1]
+    return times[-1] * 1e3
 
 
 def start(way: str, rank: int, port: int, directory: Path, server: Mapping[str, str], number: int) -> tuple[int, int]:
@@ -95,22 +83,6 @@ def start(way: str, rank: int, port: int, directory: Path, server: Mapping[str, 
         os._exit(0)
 
 
-def waiting(server: Mapping[str, str], seconds: float) -> list[int]:
-    """Return the number of requests that one waiting rank makes in each whole minute."""
-    log = Path(server["LOG"])
-    pid, reader = start("bucket", 1, free_port(), log.parent, server, -1)
-    counts = []
-    while seconds >= 60:
-        before = len(re.findall(r'"[^"]*(?:GET|PUT|DELETE|HEAD) ', log.read_text()))
-        time.sleep(60)
-        counts.append(len(re.findall(r'"[^"]*(?:GET|PUT|DELETE|HEAD) ', log.read_text())) - before)
-        seconds -= 60
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    os.close(reader)
-    return counts
-
-
 @contextmanager
 def s3_server(log: Path) -> Iterator[dict[str, str]]:
     """Run moto's server; yield the environment of those who use it."""
@@ -133,7 +105,6 @@ def s3_server(log: Path) -> Iterator[dict[str, str]]:
                 "AWS_SECRET_ACCESS_KEY": "b",
                 "AWS_DEFAULT_REGION": "us-east-1",
                 "AWS_EC2_METADATA_DISABLED": "true",
-                "LOG": str(log),
             }
         finally:
             process.kill()
@@ -146,7 +117,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,16 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.lab import Event, Host, Lab, LabTimeoutError, Network, Rank, report
-from tests.lab.processors import processor
+from tests.lab import Event, Host, Lab, Network, Rank, report
 
 from benchmarks import fresh, precedence
-from benchmarks.memory_pages import own_pages
 
 SETTLE_SECONDS = 0.5
 """How long ranks have waited before the one that they wait for is started."""
-TOGETHER_SECONDS = 2.0
-"""How long it takes to start all ranks of a round that begin at one moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +30,6 @@ class Place:
     world_size: int
     address: str
     """Rank 0's, for the contenders that must be told."""
-    begin: float | None = None
-    """When to begin, on the monotonic clock; None: at once."""
     option: str = ""
     """What a contender has variants of."""
     gate: Gate | None = None
@@ -44,8 +37,6 @@ class Place:
 
     def wait(self) -> float:
         """Wait for the moment to begin, say so, and return it."""
-        if self.gate is None:
-            own_pages()
         precedence.take()
         if self.gate is not None:
             opened = self.gate.come()
@@ -54,8 +45,6 @@ class Place:
             os.close(opened)
             return time.monotonic()
         report("waiting")
-        if self.begin is not None:
-            time.sleep(max(0.0, self.begin - time.monotonic()))
         return time.monotonic()
 
 
@@ -90,23 +79,13 @@ class Field:
     Args:
         lab: where they are.
         size: the number of hosts.
-        processors: for each host the file that takes the processes that run on its own processor; none: all share
-            this machine's.
     """
 
-    def __init__(self, lab: Lab, size: int, processors: Sequence[Path] = ()) -> None:
+    def __init__(self, lab: Lab, size: int) -> None:
         self.size = size
-        self._processors = processors
         self.network: Network = lab.network()
         self.hosts: list[Host] = [lab.host(self.network) for _ in range(size)]
         self._rounds = 0
-
-    def lose_udp(self, percent: int) -> None:
-        """Have every host lose this share of the UDP packets that reach it."""
-        for host in self.hosts:
-            host.clear_rules()
-            if percent:
-                host.drop_udp(percent)
 
     # --- rounds ----------------------------------------------------------------------------------------------------
 
@@ -131,7 +110,7 @@ class Field:
             return _all(ranks, "done", timeout)
 
     def together_fresh(self, function: RankFunction, *, timeout: float = 60.0) -> list[Event]:
-        """As `together`, in fresh interpreters that have imported what they need."""
+        """All ranks begin at one moment, in fresh interpreters that have imported what they need."""
         with self._round() as start, _gates() as directory:
             gate = Gate(directory / "gate")
             with gate.closed():
@@ -148,26 +127,6 @@ class Field:
             waiting[0].wait_for("hosting", timeout)
             time.sleep(SETTLE_SECONDS)
             return start(function, self.size - 1, option=option).wait_for("done", timeout)
-
-    def together(self, function: RankFunction, *, option: str = "", timeout: float = 60.0) -> list[Event]:
-        """All ranks begin at one moment."""
-        begin = time.monotonic() + TOGETHER_SECONDS
-        with self._round() as start:
-            ranks = [start(function, rank, option=option, begin=begin) for rank in range(self.size)]
-            return _all(ranks, "done", timeout)
-
-    def spread(self, function: RankFunction, seconds: float, seed: int, *, option: str = "") -> list[Event]:
-        """All ranks begin within some seconds, in a random order, and end by themselves."""
-        rng = random.Random(seed)
-        begin = time.monotonic() + TOGETHER_SECONDS
-        with self._round() as start:
-            ranks = [
-                start(function, rank, option=option, begin=begin + rng.uniform(0, seconds)) for rank in range(self.size)
-            ]
-            ends = _all(ranks, "done", 60.0)
-            for rank in ranks:
-                rank.wait(60.0)
-            return ends
 
     def everywhere(
         self, function: Callable[..., None], arguments: Callable[[Place, int], tuple[Any, ...]], timeout: float
@@ -193,24 +152,6 @@ class Field:
                 for host in reversed(self.hosts):  # rank 0's host last: else all others would be busy with its loss
                     host.kill()
 
-    def forms_last(self, function: RankFunction, patience: float) -> bool:
-        """Whether all ranks are done in time, rank 0 started last."""
-        with self._round() as start:
-            waiting = [start(function, rank, option="") for rank in range(1, self.size)]
-            _all(waiting, "waiting", 60.0)
-            time.sleep(SETTLE_SECONDS)
-            return _all_done([start(function, 0, option=""), *waiting], patience)
-
-    def forms_spread(self, function: RankFunction, seconds: float, seed: int, patience: float) -> bool:
-        """Whether all ranks are done in time, started within some seconds in a random order."""
-        rng = random.Random(seed)
-        begin = time.monotonic() + TOGETHER_SECONDS
-        with self._round() as start:
-            ranks = [
-                start(function, rank, option="", begin=begin + rng.uniform(0, seconds)) for rank in range(self.size)
-            ]
-            return _all_done(ranks, begin + seconds - time.monotonic() + patience)
-
     @contextlib.contextmanager
     def _round(self) -> Iterator[Callable[..., Rank[None]]]:
         """Lend a function that starts ranks of a new job; they are killed at the end, whatever happened."""
@@ -222,15 +163,12 @@ class Field:
             rank: int,
             *,
             option: str = "",
-            begin: float | None = None,
             gate: Gate | None = None,
         ) -> Rank[None]:
-            place = Place(job, rank, self.size, self.hosts[0].address(), begin, option, gate)
+            place = Place(job, rank, self.size, self.hosts[0].address(), option, gate)
             host = self.hosts[rank]
             process = host.start(function, place) if gate is None else host.start(fresh.run, function, place)
             started.append(process)
-            if self._processors:
-                self._processors[rank].write_text(str(process.pid))
             return process
 
         try:
@@ -251,13 +189,13 @@ class Field:
             "meta l4proto udp counter name datagrams\n}\n}\n"
         )
 
-    def counted_udp(self) -> tuple[int, int]:
-        """Return the packets and bytes since `count_udp`."""
+    def counted_udp(self) -> int:
+        """Return the packets since `count_udp`."""
         shown = json.loads(
             self.network.namespace.tool(["nft", "-j", "list", "counter", "bridge", "bench", "datagrams"])
         )
         counter: dict[str, Any] = next(each["counter"] for each in shown["nftables"] if "counter" in each)
-        return int(counter["packets"]), int(counter["bytes"])
+        return int(counter["packets"])
 
 
 def name_each_other(hosts: Sequence[Host]) -> None:
@@ -268,17 +206,10 @@ def name_each_other(hosts: Sequence[Host]) -> None:
 
 
 @contextlib.contextmanager
-def field(size: int, *, own_processors: bool = False) -> Iterator[Field]:
-    """Lend a field; its hosts end with the block.
-
-    Args:
-        size: the number of hosts.
-        own_processors: whether each host has an equal part of this machine's processors for itself, and no more.
-    """
-    with Lab() as lab, contextlib.ExitStack() as stack:
-        part = len(os.sched_getaffinity(0)) / size
-        parts = [stack.enter_context(processor(part, finely=True)) for _ in range(size)] if own_processors else []
-        yield Field(lab, size, parts)
+def field(size: int) -> Iterator[Field]:
+    """Lend a field of so many hosts, which end with the block."""
+    with Lab() as lab:
+        yield Field(lab, size)
 
 
 @contextlib.contextmanager
@@ -290,16 +221,6 @@ def _gates() -> Iterator[Path]:
 
 def _all(ranks: list[Rank[None]], event: str, timeout: float) -> list[Event]:
     return [rank.wait_for(event, timeout) for rank in ranks]
-
-
-def _all_done(ranks: list[Rank[None]], patience: float) -> bool:
-    deadline = time.monotonic() + patience
-    try:
-        for rank in ranks:
-            rank.wait_for("done", max(0.0, deadline - time.monotonic()))
-    except LabTimeoutError:
-        return False
-    return True
 
 
 def until_all(ends: list[Event]) -> float:

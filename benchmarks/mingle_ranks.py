@@ -1,4 +1,4 @@
-"""mingle, as the function of a rank; without the mesh, whose cost `mesh_cost` measures by itself."""
+"""mingle, as the function of a rank; without the mesh where its function does not say so."""
 
 from __future__ import annotations
 
@@ -21,12 +21,6 @@ def discover(place: Place) -> None:
     threading.Event().wait()
 
 
-def discover_and_end(place: Place) -> None:
-    """Discover, stay until the others have GO as well, and close its job."""
-    with _discover(place):
-        threading.Event().wait(1.0)
-
-
 def discover_with_mesh(place: Place) -> None:
     """As `discover`, and all hosts have reached each other."""
     _discover(place, "on")
@@ -42,7 +36,6 @@ def _discover(place: Place, mesh: Mesh = "off") -> mingle.Job:
         rank=place.rank,
         world_size=place.world_size,
         discovery_timeout=TIMEOUT,
-        family="4" if place.option == "IPv4" else None,
         mesh=mesh,
     )
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)

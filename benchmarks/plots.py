@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import table
 from benchmarks.results import ROOT, Comparison, load_all
 from benchmarks.samples import median
+from benchmarks.script import FORMED, FOUND
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -245,12 +246,11 @@ _NODES = (2.0, 1.0, 0.0)
 
 
 def _draw_how_it_works(axes: Axes, results: Mapping[str, Comparison]) -> None:
-    phases = results["breakdown"].samples
-    found, joined = (_phase(phases, number) for number in (4, 5))
+    member = results["script"].extra["mingle"]
     axes.set_axis_off()
     axes.set_xlim(0, 12)
     axes.set_ylim(-1.4, 3.25)
-    measured = (f"{found:.0f} ms", "", f"{found + joined:.0f} ms")
+    measured = (f"{member[FOUND]:.0f} ms", "", f"{member[FORMED]:.0f} ms")
     for step, (head, says) in enumerate(_STEPS):
         left = 4.15 * step
         axes.text(left, 2.8, head, weight="bold", fontsize=_LABEL, va="center")
@@ -262,11 +262,6 @@ def _draw_how_it_works(axes: Axes, results: Mapping[str, Comparison]) -> None:
             _arrow(axes, (left + 2.35, y), (left + 1.03, 1.0 + 0.22 * (y - 1)), step)
         if step == 0:
             axes.plot([left + 1.75] * 2, [-0.35, 2.35], color=_GRID, linewidth=9, solid_capstyle="round", zorder=0)
-
-
-def _phase(phases: Mapping[str, Sequence[float]], number: int) -> float:
-    """Return the median of a phase of a member, in milliseconds."""
-    return median(next(values for name, values in phases.items() if name.startswith(f"mingle, a member: {number}.")))
 
 
 def _node(axes: Axes, x: float, y: float, name: str, color: str) -> None:

@@ -17,7 +17,7 @@ from benchmarks import precedence
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = ("torch", "zeroconf", "multicast_expert", "msgspec", "pyperf")
+PACKAGES = ("torch", "zeroconf", "multicast_expert", "msgspec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Comparison:
         name: of its module and its files.
         title: its heading.
         text: what was measured, and what its figures are made of.
-        unit: of the samples.
+        unit: of the samples; empty: each name ends with its own, after a comma.
         samples: by contender the measurements in their order.
         goals: what was to be reached.
         ratios: ours to a peer's, less is better: comparable across machines, so the guard watches them.

@@ -12,24 +12,36 @@ from tests.lab import Host, Lab
 
 from benchmarks.hosts import name_each_other
 from benchmarks.results import Comparison, Goal
-from benchmarks.samples import alternate, ratio
+from benchmarks.samples import alternate, median, ratio
 
 HOSTS = 4
 PORT = 29400
 TIMEOUT = 120.0
 
 SCRIPT = """
-import json, threading, time
+import json, sys, threading, time
 import torch
 import torch.distributed as dist
+clocks = {{}}
 {init}
-print(json.dumps({{"at": time.monotonic()}}), flush=True)
+clocks["at"] = time.monotonic()
+print(json.dumps(clocks), flush=True)
 threading.Event().wait()
 """
-INIT = {
-    "mingle": "import mingle\nmingle.init('bench-script-{round}', backend='gloo')",
-    "known address": "dist.init_process_group('gloo')",
-}
+MINGLE = """
+import mingle
+clocks["called"] = time.monotonic()
+def audit(event, arguments):
+    if event == "socket.connect" and arguments[0].type == 1:  # SOCK_STREAM
+        clocks.setdefault("found", time.monotonic())
+    elif event == "os.putenv" and arguments[0] == b"MASTER_PORT":
+        clocks["formed"] = time.monotonic()
+sys.addaudithook(audit)
+mingle.init("bench-script-{round}", backend="gloo")
+"""
+INIT = {"mingle": MINGLE, "known address": "dist.init_process_group('gloo')"}
+FOUND, FORMED = "ms until rank 0 is found", "ms until GO"
+"""Of a member, from its call, by the interpreter's audit events."""
 
 TEXT = """\
 4 hosts start a script in fresh interpreters, with mingle or a known `MASTER_ADDR`. Measured from the start of the
@@ -38,13 +50,21 @@ commands until the last rank has its Gloo process group."""
 
 def run(rounds: int) -> Comparison:
     """Measure; a round takes ten seconds."""
+    members: list[dict[str, float]] = []
     with Lab() as lab:
         network = lab.network()
         hosts = [lab.host(network) for _ in range(HOSTS)]
         name_each_other(hosts)
+
+        def once(name: str, round_: int) -> float:
+            started, clocks = _run_script(hosts, name, round_)
+            if name == "mingle" and round_ >= 0:
+                members.append(clocks[-1])
+            return max(each["at"] for each in clocks) - started
+
         for name in INIT:  # warms the caches of files
-            _once(hosts, name, -1)
-        samples = alternate(math.ceil(rounds / 2), {name: partial(_once, hosts, name) for name in INIT})
+            once(name, -1)
+        samples = alternate(math.ceil(rounds / 2), {name: partial(once, name) for name in INIT})
     against = ratio(samples["mingle"], samples["known address"])
     return Comparison(
         name="script",
@@ -54,26 +74,19 @@ def run(rounds: int) -> Comparison:
         samples=samples,
         goals=(Goal("a script with mingle.init against a known address", against, 1.03, "×"),),
         ratios={"known address": against},
+        extra={
+            "mingle": {
+                FOUND: median([1e3 * (each["found"] - each["called"]) for each in members]),
+                FORMED: median([1e3 * (each["formed"] - each["called"]) for each in members]),
+            }
+        },
     )
 
 
-def _once(hosts: list[Host], name: str, round_: int) -> float:
-    started, clocks = run_script(
-        hosts, SCRIPT.format(init=INIT[name].format(round=round_)), "at", told=name != "mingle"
-    )
-    return max(each["at"] for each in clocks) - started
-
-
-def run_script(hosts: list[Host], script: str, last: str, *, told: bool) -> tuple[float, list[dict[str, float]]]:
-    """Run a script on all hosts; return when it was started, and by rank the clocks that it prints as JSON.
-
-    Args:
-        hosts: one for each rank.
-        script: its text.
-        last: the name of the last clock.
-        told: whether the ranks are told rank 0's address.
-    """
-    address = {"MASTER_ADDR": hosts[0].address(), "MASTER_PORT": str(PORT)} if told else {}
+def _run_script(hosts: list[Host], name: str, round_: int) -> tuple[float, list[dict[str, float]]]:
+    """Run a script on all hosts; return when it was started, and by rank the clocks that it prints as JSON."""
+    script = SCRIPT.format(init=INIT[name].replace("{round}", str(round_)))
+    address = {} if name == "mingle" else {"MASTER_ADDR": hosts[0].address(), "MASTER_PORT": str(PORT)}
     started = time.monotonic()
     processes = [
         host.run(
@@ -83,7 +96,7 @@ def run_script(hosts: list[Host], script: str, last: str, *, told: bool) -> tupl
         for rank, host in enumerate(hosts)
     ]
     for process in processes:
-        process.wait_for_output(f'"{last}"', TIMEOUT)
+        process.wait_for_output('"at"', TIMEOUT)
     clocks = [json.loads(line) for each in processes for line in each.stdout.splitlines() if line.startswith("{")]
     for host in reversed(hosts):
         host.kill()

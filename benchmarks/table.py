@@ -23,7 +23,8 @@ def number(value: float) -> str:
 def rows(comparison: Comparison) -> list[list[str]]:
     """Return the table of a comparison, its heading first: each contender's figures, and how it stands to mingle."""
     columns = sorted({column for each in comparison.extra.values() for column in each})
-    heading = ["", f"median ({comparison.unit})", "5 %", "95 %", "n", "mingle is", *columns]
+    middle = f"median ({comparison.unit})" if comparison.unit else "median"
+    heading = ["", middle, "5 %", "95 %", "n", "mingle is", *columns]
     ours = comparison.samples.get("mingle")
     table = [heading]
     for name, values in comparison.samples.items():

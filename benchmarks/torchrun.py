@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +16,10 @@ from tests.lab import Host, Lab
 from benchmarks.hosts import name_each_other
 from benchmarks.results import Comparison, Goal
 from benchmarks.samples import alternate, ratio
-from benchmarks.torchrun_first_step import STOCK_PORT, first_step
 
 HOSTS = 3
+SCRIPT = Path(__file__).parents[1] / "tests" / "lab" / "training.py"
+STOCK_PORT = 29400
 
 TEXT = """\
 3 hosts with one worker each start together in fresh interpreters; c10d is told the first host's address. Measured
@@ -49,4 +54,22 @@ def _once(hosts: list[Host], stop: Path, name: str, round_: int) -> float:
         "mingle": ["--rdzv-backend=mingle"],
         "c10d": [f"--rdzv-endpoint={endpoint}", "--rdzv-backend=c10d"],
     }[name]
-    return first_step(hosts, [*rendezvous, f"--rdzv-id=bench-{round_ + 1}"], 1, stop)
+    return _first_step(hosts, [*rendezvous, f"--rdzv-id=bench-{round_ + 1}"], stop)
+
+
+def _first_step(hosts: Sequence[Host], rendezvous: Sequence[str], stop: Path) -> float:
+    """Return the seconds from the start of the commands until every worker has made a step."""
+    line = [sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--nnodes={len(hosts)}"]
+    line += ["--nproc-per-node=1", str(SCRIPT), f"--until={stop}"]
+    started = time.monotonic()
+    processes = [host.run(line, env={"MINGLE_PROGRESS": "off"}) for host in hosts]
+    for process in processes:
+        process.wait_for_output('"event": "step"', 120)
+    stop.touch()
+    for process in processes:
+        if process.wait(120) != 0:
+            raise RuntimeError(process.describe())
+    stop.unlink()
+    said = [json.loads(text) for each in processes for text in each.stdout.splitlines() if text.startswith("{")]
+    steps = [each for each in said if each["event"] == "step"]
+    return max(min(float(each["at"]) for each in steps if each["rank"] == rank) for rank in range(len(hosts))) - started

@@ -17,7 +17,7 @@ from tests.lab.process import Process
 from benchmarks.hosts import name_each_other
 from benchmarks.results import Comparison
 from benchmarks.samples import alternate, ratio
-from benchmarks.torchrun_first_step import SCRIPT, STOCK_PORT
+from benchmarks.torchrun import SCRIPT, STOCK_PORT
 
 HOSTS = 3
 START_SECONDS = 120.0

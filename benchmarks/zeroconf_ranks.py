@@ -22,12 +22,6 @@ def find(place: Place) -> None:
         threading.Event().wait()
 
 
-def find_and_end(place: Place) -> None:
-    """Register, or browse and resolve; stay until the others have done so as well, and close."""
-    with _find(place):
-        threading.Event().wait(3.0)
-
-
 def find_and_connect(place: Place) -> None:
     """As `find` by name, with a store: rank 0 opens it and registers its port, the others connect to what they found.
 

@@ -1,6 +1,6 @@
 """Torch's own tests of torch.distributed and its RPC over `mingle://`: some of them.
 
-`make test-torch-suite` and `make test-torch-rpc-suite` run all.
+`make test-torch-suite` runs all.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from tests.lan.gathering import Gathering
@@ -36,3 +38,27 @@ def test_ranks_that_wait_for_a_late_one_hardly_speak() -> None:
     gathering.member(RANKS_WITH_SEATS)
     gathering.run()
     gathering.expect_formed()
+
+
+def test_a_small_job_forms_within_a_second_where_half_of_all_datagrams_are_lost() -> None:
+    """Each is sent by IPv4 and by IPv6, so a quarter of the pairs is lost."""
+    formed = []
+    for seed in range(400 if soaking() else 100):
+        gathering = Gathering(seed, size=8, loss=0.25)
+        host = gathering.everybody([0.6, *(gathering.rng.uniform(0, 0.1) for _ in range(7))])[0]
+        gathering.run()
+        gathering.expect_formed()
+        formed.append(max(each.formed_at or 0.0 for each in gathering.processes) - host.started_at)
+    assert sorted(formed)[int(0.98 * len(formed))] < 1.0
+
+
+def test_a_small_job_sends_few_datagrams() -> None:
+    """A lone service and seven that browse for it by mDNS send 25."""
+    sent = []
+    for seed in range(20):
+        gathering = Gathering(seed, size=8)
+        gathering.everybody([gathering.rng.uniform(0, 1) for _ in range(8)])
+        gathering.run()
+        gathering.expect_formed()
+        sent.append(gathering.world.counts["datagrams"])
+    assert statistics.median(sent) <= 25
