@@ -35,6 +35,7 @@ def test_three_that_hear_each_other() -> None:
     lan.run(8)
     for machine in machines:
         assert machine.done
+        assert machine.rounds == 5
         assert len(machine.peers) == 2
         for rows in figures(machine).values():
             for sent, received, arrived in rows.values():
