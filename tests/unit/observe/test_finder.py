@@ -229,6 +229,7 @@ def test_other_jobs_and_seekers_are_remembered_for_the_report() -> None:
     seek = Seek(job="resnet", member=b"M" * 16, world_size=2, rank=1, hostname="worker", pid=9)
     wire.hear("10.0.0.2", seek, "10.0.0.7")
     wire.hear("10.0.0.2", msgspec.structs.replace(seek, member=b"N" * 16, kind="observer"), "10.0.0.8")
+    wire.hear("10.0.0.2", msgspec.structs.replace(seek, member=bytes(15) + b"F"), "10.0.0.2")  # its own comes back
     assert list(finder.diagnostics.other_jobs) == ["resnext"]
     assert [str(each) for each in finder.seekers.values()] == ["rank 1 on host worker (10.0.0.7), pid 9"]
     assert finder.sessions == []
