@@ -200,9 +200,10 @@ def test_live_tables_on_a_terminal() -> None:
     assert "\x1b[32m" not in on_a_terminal("doctor", "--all", NO_COLOR="1")
 
 
-def test_messages_are_escaped_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_are_escaped_and_messages_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    output.answer("job \x1b[2J")
     output.say("job \x1b[2J\n  fix: it")
-    assert capsys.readouterr().err == "job \\x1b[2J\n  fix: it\n"
+    assert capsys.readouterr() == ("job \\x1b[2J\n", "job \\x1b[2J\n  fix: it\n")
 
 
 @contextlib.contextmanager
