@@ -21,9 +21,6 @@ MERMAID_SHA256 := 6ad2f42c3fc26bbf9e45cbb6d11898972573ea52b33a5f4ff51952899f950f
 # newer versions of pip read the second one for those.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install
-# The first time pip shows what it downloads; later it would list what is there already.
-QUIET = $(if $(wildcard $(EXAMPLES_READY)),--quiet)
-ANNOUNCE = echo "installing into $(VENV)$(if $(QUIET),,: after 'Installing collected packages' pip unpacks torch for minutes without a word)"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -184,26 +181,25 @@ $(BIN)/pip:
 	@$(PYTHON) -m venv $(VENV_ARGS) $(VENV) || { \
 		echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
+# Torch is large: pip says what it downloads, and then nothing while it unpacks that.
 $(EXAMPLES_READY): pyproject.toml constraints.txt | $(BIN)/pip
-	@$(ANNOUNCE)
-	@$(INSTALL) $(QUIET) --editable '.[examples]'
+	$(INSTALL) --editable '.[examples]'
 	@touch $@
 
 $(DEV_READY): pyproject.toml constraints.txt | $(BIN)/pip
-	@$(ANNOUNCE)
-	@$(INSTALL) $(QUIET) --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	@touch $@ $(EXAMPLES_READY)
 
 $(FRAMEWORKS_READY): $(DEV_READY)
-	@$(INSTALL) --editable '.[dev,frameworks]'
+	$(INSTALL) --editable '.[dev,frameworks]'
 	@touch $@
 
 $(BENCH_READY): $(DEV_READY)
-	@$(INSTALL) --quiet --editable '.[dev,bench]'
+	$(INSTALL) --editable '.[dev,bench]'
 	@touch $@
 
 $(DOCS_READY): constraints.txt | $(BIN)/pip
-	@$(INSTALL) --quiet build hatchling mkdocs-material twine
+	$(INSTALL) build hatchling mkdocs-material twine
 	@touch $@
 
 # The site's diagrams are drawn by a script in it. Where npm can't fetch that they are shown as text.

@@ -25,7 +25,7 @@ def newest(checkpoints: Path) -> Path | None:
 
 def save(checkpoints: Path, step: int, state: object) -> None:
     """Save a checkpoint, whole or not at all; keep the two newest."""
-    # A worker of a lost session can still run: the generation gives each session files of its own.
+    # A worker of an earlier round can still run: the generation gives each round files of its own.
     generation = os.environ.get("MINGLE_GENERATION", "0")
     checkpoints.mkdir(parents=True, exist_ok=True)
     unfinished = checkpoints / f"unfinished-{os.uname().nodename}-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""The whole machines under fuzz: datagrams, streams and the clock reach a host, a rank and an elector in any order."""
+"""The whole machines under fuzz: datagrams, streams and the clock reach a host, a rank, an elector and an agent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import itertools
 import random
 from typing import TypeAlias
 
+from mingle.elastic.agent import Agent
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.protocol.effects import CloseStore, Dial, Hangup, Inspect, OpenStore, ProveStore, Reset, Write
 from mingle.protocol.election import Elector
 from mingle.protocol.events import (
@@ -35,18 +37,19 @@ from . import mutation
 from .peers import WORLD_SIZE, HostPeer, MemberPeer, Peer
 from .targets import DATAGRAMS
 
-Machine: TypeAlias = Host | Joiner | Elector
+Machine: TypeAlias = Host | Joiner | Elector | Agent
 
 OWN = (Address("192.0.2.10", "eth0", 24), Address("2001:db8::a", "eth0", 64))
 TIMEOUT_SECONDS = 120.0
 CONNECTIONS = 64
+POLICY = Policy(nodes=Nodes(minimum=1, maximum=WORLD_SIZE), last_call=1.0)
 
 
 class Theatre:
     """One machine and everybody else, who is not to be trusted.
 
     Args:
-        kind: ``host``, ``rank`` or ``elector``.
+        kind: ``host``, ``rank``, ``elector`` or ``agent``.
         rng: decides everything.
     """
 
@@ -61,7 +64,7 @@ class Theatre:
         self._ids = itertools.count(1).__next__
         self._open: dict[int, Peer] = {}
         self._honest = rng.choice((0.5, 0.9, 0.99, 1.0))
-        rank = {"host": 0, "rank": 1, "elector": None}[self._kind]
+        rank = {"host": 0, "rank": 1}.get(self._kind)
         identity = Identity(
             job=JOB,
             attempt="1",
@@ -70,6 +73,8 @@ class Theatre:
             world_size=WORLD_SIZE,
             node="node",
             who=ProcessInfo(hostname="node-0", pid=1, address=ADDRESSES[0], rank=rank),
+            kind="agents" if self._kind == "agent" else "ranks",
+            minimum=POLICY.nodes.minimum if self._kind == "agent" else None,
         )
         seed, ids = rng.getrandbits(32), self._ids
         endpoints = Endpoints(addresses=OWN, port=PORT)
@@ -82,6 +87,16 @@ class Theatre:
             if self._kind == "host":
                 return Host(identity, SESSION, endpoints, context, now)
             new_session = functools.partial(recording.draw, functools.partial(rng.randbytes, 16))
+            if self._kind == "agent":
+                return Agent(
+                    identity,
+                    endpoints,
+                    context,
+                    now,
+                    policy=POLICY,
+                    wall_clock=lambda: 1_700_000_000.0,
+                    new_session=new_session,
+                )
             return Elector(identity, endpoints, context, now, new_session=new_session)
 
         self.recording = Recording(build)
@@ -105,7 +120,9 @@ class Theatre:
         due = machine.next_timer()
         if due is not None and due <= self._now:
             machine.handle(TimerDue(), self._now)
-        if rng.random() < 0.3:
+        if isinstance(machine, Agent) and machine.finished and rng.random() < 0.1:
+            machine.next_round((-1, -1), self._now)
+        elif rng.random() < 0.3:
             self._hear(mutation.datagram(rng.choice(DATAGRAMS), rng))
         else:
             self._connection()
@@ -127,7 +144,7 @@ class Theatre:
             conn = self._ids()
             machine.handle(Accepted(conn, "192.0.2.66"), self._now)
             rank = 1 if self._kind == "host" and rng.random() < 0.9 else None
-            self._open[conn] = MemberPeer(session, rank, rng, self._honest)
+            self._open[conn] = MemberPeer(session, rank, rng, self._honest, agent=self._kind == "agent")
         if not self._open:
             return
         conn = rng.choice(list(self._open))
@@ -147,7 +164,8 @@ class Theatre:
         """The session that can be joined here."""
         if self._kind == "host":
             return SESSION
-        return self.machine.host.session if isinstance(self.machine, Elector) and self.machine.host else None
+        hosting = self.machine.hosting if isinstance(self.machine, Elector | Agent) else None
+        return None if hosting is None else hosting.session
 
     def _close(self, conn: int) -> None:
         self._open.pop(conn, None)
@@ -188,7 +206,7 @@ class Theatre:
             case Inspect(number=number):
                 machine.handle(Inspected(number, None), self._now)
             case CloseStore():
-                assert machine.finished
+                assert machine.finished or isinstance(machine, Agent), "only agents outlive their session"
 
 
-KINDS = ("host", "rank", "elector")
+KINDS = ("host", "rank", "elector", "agent")

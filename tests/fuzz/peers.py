@@ -55,9 +55,9 @@ class Peer:
 
 
 class MemberPeer(Peer):
-    """Joins a host, as rank 1 or with no rank."""
+    """Joins a host, as rank 1, with no rank, or as an agent."""
 
-    def __init__(self, session: bytes, rank: int | None, rng: random.Random, honest: float) -> None:
+    def __init__(self, session: bytes, rank: int | None, rng: random.Random, honest: float, *, agent: bool) -> None:
         self._who = frames.ProcessInfo(hostname="peer", pid=2, address="192.0.2.13", rank=rank)
         self._path = frames.Path(host_address=ADDRESSES[0], local_address="192.0.2.13", interface="eth0")
         call = Call(
@@ -70,7 +70,10 @@ class MemberPeer(Peer):
         )
         conversation = MemberConversation(call, (ADDRESSES[0], PORT))
         super().__init__(conversation, rng, honest)
-        self._rank, self._member = rank, conversation
+        self._session, self._member = session, conversation
+        self._join = frames.Join(world_size=WORLD_SIZE, rank=rank, node="peer", who=self._who, paths=(self._path,))
+        if agent:
+            self._join = msgspec.structs.replace(self._join, kind="agents", minimum=1, rounds=True, age=60.0)
         self._joined = False
 
     def heard(self, data: bytes) -> None:
@@ -78,9 +81,7 @@ class MemberPeer(Peer):
         super().heard(data)
         if self._member.welcome is not None and not self._joined:
             self._joined = True
-            self._member.send(
-                frames.Join(world_size=WORLD_SIZE, rank=self._rank, node="peer", who=self._who, paths=(self._path,))
-            )
+            self._member.send(self._join)
 
     def answers(self, frame: frames.AnyFrame) -> Iterator[frames.AnyFrame]:
         """Go on as a member does."""
@@ -90,6 +91,12 @@ class MemberPeer(Peer):
             yield frames.Ack(session=frame.session, epoch=frame.epoch)
         elif isinstance(frame, frames.Go):
             yield frames.Ready(session=frame.session)
+            if self._join.rounds:
+                yield frames.Next()
+        elif isinstance(frame, frames.Begin | frames.Wanted):
+            again = frames.Round() if isinstance(frame, frames.Begin) else frames.Next(generation=1, number=0)
+            leave = frames.Leave(session=self._session, failed=self._rng.random() < 0.5)
+            yield self._rng.choice((again, again, frames.Done(), leave))
         elif isinstance(frame, frames.Ping):
             yield frames.Pong(number=frame.number)
 

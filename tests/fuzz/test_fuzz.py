@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from mingle.check import control
+from mingle.elastic.agent import Agent
 from mingle.network import local_relay
 from mingle.protocol.session.registrar import Registrar
 from mingle.wire import frames
@@ -49,6 +50,16 @@ def test_the_machines_come_far(kind: str) -> None:
     far = {"host": {"confirming", "sealed", "running"}, "rank": {"seated", "confirmed", "acknowledged", "formed"}}
     wanted = far.get(kind, {"seeking", "confirming", "running", "formed"})
     assert _play(Theatre(kind, random.Random(2)), wanted) >= wanted
+
+
+def test_agents_begin_round_after_round() -> None:
+    theatre, rounds = Theatre("agent", random.Random(5)), set[tuple[int, int]]()
+    for _ in range(STEPS):
+        theatre.step()
+        assert isinstance(theatre.machine, Agent)
+        if (begun := theatre.machine.memory.round) is not None:
+            rounds.add((min(begun.number, 2), begun.size))
+    assert rounds >= {(number, size) for number in range(3) for size in (1, 2)}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -118,6 +118,7 @@ _AGENT_JOIN = frames.Join(
     clock=1_700_000_100,
     had_quorum=True,
     age=125.0,
+    rounds=True,
 )
 _SEAT = frames.Seat(rank=3, local_rank=0, node_rank=3, hostname="node-3", address="192.0.2.13", pid=4711)
 _SEALED = frames.Sealed(
@@ -393,8 +394,42 @@ STORIES: dict[str, Story] = {
                 ),
             ),
             Line("host", "ping", "are you alive?", frames.Ping(number=1)),
-            Line("member", "round", "torch has completed a round: does the session stand?", frames.Round(number=1)),
+            Line("member", "next", "I wait for my first round", frames.Next()),
+            Line(
+                "member",
+                "next again",
+                "I wait for a round, and this was my first one",
+                frames.Next(generation=1_700_000_000, number=3),
+            ),
+            Line("host", "begin", "a round begins, and you are in it", frames.Begin(number=4, rank=1, size=3)),
+            Line(
+                "host",
+                "begin doubts",
+                "and some node ranks are doubtful",
+                frames.Begin(number=4, rank=1, size=3, doubts="some nodes ask for a node rank …"),
+            ),
+            Line("member", "round", "a round has begun: does the session stand?", frames.Round(number=1)),
             Line("host", "round-held", "it did when you asked", frames.RoundHeld(number=1)),
+            Line("host", "wanted", "another round has to follow", frames.Wanted(number=4)),
+            Line("member", "done", "my workers are done", frames.Done()),
+            Line(
+                "member",
+                "leave failed",
+                "I got no round; the job goes on without me",
+                frames.Leave(session=SESSION, reason="ended by RendezvousTimeoutError", failed=True),
+            ),
+            Line(
+                "host",
+                "members ending",
+                "an agent has ended the job",
+                frames.Members(generation=1_700_000_100, quorum=True, present=_PRESENT, ending=True),
+            ),
+            Line(
+                "host",
+                "refused version",
+                "you know no rounds",
+                frames.Refused(reason="version", detail="the newcomer has mingle 0.9, the host 1.0"),
+            ),
             Line(
                 "host",
                 "closed",

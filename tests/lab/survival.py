@@ -38,7 +38,7 @@ while True:
 """
 COMMAND = """\
 torchrun --rdzv-backend=mingle --rdzv-id=ada-resnet --nnodes=2:3 \\
-    --nproc-per-node=1 --max-restarts=3 --rdzv-conf=last_call_timeout=3 train.py"""
+    --nproc-per-node=1 --max-restarts=3 train.py"""
 STEPS_BEFORE = 4
 STEPS_AFTER = 5
 SECONDS = 120.0

@@ -36,7 +36,7 @@ def agent(job_id: str, minimum: int, maximum: int) -> str:
                 found = gathering.gather()
             except MingleError as error:
                 return str(error)
-            hosts = gathering.state.present is not None
+            hosts = gathering.stores.server is not None
             report("gathered", session=found.formation.session, generation=found.generation, is_host=hosts)
             gathering.session_lost.wait()
             report("session_lost", lost=gathering.state.lost, ended=gathering.state.ended)

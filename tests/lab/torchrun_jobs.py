@@ -82,7 +82,7 @@ class Job:
             f"--nnodes={nodes}",
             f"--nproc-per-node={workers}",
             f"--max-restarts={restarts}",
-            f"--rdzv-conf=discovery_timeout={SECONDS:g},{conf}",
+            "--rdzv-conf=" + ",".join(filter(None, (f"discovery_timeout={SECONDS:g}", conf))),
             *options,
             str(SCRIPT),
             f"--until={self.stop_file}",

@@ -95,6 +95,7 @@ class AgentSchedule(Strikes):
             *(self._cut, self._kill, self._kill, self._stop, self._stop, self._suspend, self._power_off),
             *(self._reset_connections, self._reset_connections, self._part_one_way, self._leave, self._shut_stores),
             *(self._renumber, self._plug_in, self._play_again, self._part, self._deafen),
+            *(self._fail_workers, self._fail_workers),
         )
         strike = rng.choice(strikes)
         hosts = rng.random() < 0.5
@@ -138,8 +139,7 @@ class AgentSchedule(Strikes):
     def _end_with_the_job(self, process: Process) -> None:
         """When an agent has ended the job, all others end too, as torch's rendezvous is closed, and start again."""
         assert isinstance(process, AgentProcess)
-        hosted = process.hosted
-        ending = process.agent.ended is not None or (hosted is not None and hosted.quorum.ending)
+        ending = process.agent.ended is not None or process.agent.memory.ending
         if not ending or process in self._ending:
             return
         self._ending.add(process)
@@ -216,6 +216,9 @@ class AgentSchedule(Strikes):
         if self.gathering.world.now < self.healed_at:
             self.gathering.split(left, right, barrier=barrier, one_way=one_way)
 
+    def _fail_workers(self, number: int) -> None:
+        self.current[number].fail_workers()
+
     def _suspend(self, number: int) -> None:
         process = self.current[number]
         process.suspend()
@@ -240,13 +243,17 @@ class AgentSchedule(Strikes):
         if experienced and self.count < self.gathering.policy.nodes.founders:
             return  # an agent that was killed counted beside the one in its place: now too few are left to go on
         met = world.run(self.healed_seconds - NOTICED_SECONDS, until=self._together)
-        states = {each.name: (each.agent.stage(), each.failure) for each in self.current.values() if each.core}
+        states = {
+            each.name: (each.agent.stage(), each.failure, each.workers and each.workers[1])
+            for each in self.current.values()
+            if each.core
+        }
         assert met, f"not together {self.healed_seconds:.0f} s after the end of the chaos: {states}"
         world.run(20.0)
         assert self._together(), "together once, and then not any more, without a fault"
 
     def _together(self) -> bool:
-        return self.gathering.together(list(self.current.values()))
+        return self.gathering.in_one_round(list(self.current.values()))
 
 
 class CrowdedAgentSchedule(AgentSchedule):

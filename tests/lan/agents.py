@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mingle.elastic.agent import Agent
@@ -18,7 +18,7 @@ from mingle.protocol.machine import Context, Endpoints, Formation, Identity, Mes
 from mingle.protocol.session.seats import CLAIM_BYTES, EXPLICIT
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES
-from mingle.wire.frames import ProcessInfo
+from mingle.wire.frames import Begin, ProcessInfo
 from tests.lan.network import Barrier, Machine, Network
 from tests.lan.process import Process
 from tests.lan.processor import Processor
@@ -38,6 +38,10 @@ SEEN_SECONDS = (0.0, 0.0, 0.05, 1.0, 3.0)
 """How late a member sees that a round is complete, at most."""
 ASK_SECONDS = 1.0
 """How often an agent asks again whether its session stands."""
+STOP_SECONDS = (0.0, 0.1, 0.1, 0.5, 2.0, 8.0)
+"""How long the workers of an agent take to end, at most."""
+NEVER = (-1, -1)
+"""The first round of a torchrun that has got none."""
 UNREAD = 0.15
 """How often a process that is killed has not read everything: its kernel then ends its connections by resets."""
 
@@ -52,14 +56,20 @@ class AgentProcess(Process):
     """For how long its machine has been suspended: CLOCK_BOOTTIME goes on then, CLOCK_MONOTONIC does not."""
     _suspended_at: float | None = None
     _round: tuple[bytes, float] | None = None
-    """The session of a round that torch has completed, and when this agent saw that; until torchrun gets the round."""
+    """The session of a round that is forced upon this agent, and when it saw that; until torchrun gets the round."""
+    first: tuple[int, int] = NEVER
+    """The generation and the number of the first round that its torchrun got."""
+    workers: tuple[bytes, Begin] | None = None
+    """The session and the round whose workers run."""
+    _stops_workers = False
+    _begun: tuple[tuple[bytes, int], float] | None = None
+    """The round that its torchrun waits to get, by session and number, and when it began to wait for that."""
+    _says_next = False
 
-    def __init__(
-        self, *arguments: Any, returned: Callable[[AgentProcess, bytes], None] = lambda *_: None, **options: Any
-    ) -> None:
+    def __init__(self, *arguments: Any, invariants: AgentInvariants, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._returned = returned
-        """Told of each round that its torchrun gets."""
+        self._invariants = invariants
+        self._torchrun_dice = random.Random(f"torchrun {self.world.seed} {self.identity.who.pid}")
 
     @property
     def name(self) -> str:
@@ -119,7 +129,7 @@ class AgentProcess(Process):
     # --- its torchrun's rounds -------------------------------------------------------------------------------------
 
     def see_round(self, session: bytes) -> None:
-        """Torch's state shows it that a round of this session is complete."""
+        """A round of this session is forced upon it, at a time of no host's choosing."""
         if self.alive and not self.stopped and self.outcome is not None and self.outcome.session == session:
             self._round = session, self.now
             self._ask_round(self._round)
@@ -129,23 +139,74 @@ class AgentProcess(Process):
             self._event(lambda: self.agent.ask_round(self.now))
             self.world.after(ASK_SECONDS, functools.partial(self._ask_round, asked))
 
-    def _get_round(self) -> None:
-        """Torchrun's main thread looks whether it can have the round."""
-        if self._round is None or not self.alive or self.stopped:
+    def fail_workers(self) -> None:
+        """A worker of this agent fails."""
+        if self.workers is not None and self.alive and not self.stopped:
+            self._stop_workers()
+
+    def _look(self) -> None:
+        """Torchrun's main thread looks what it can do."""
+        if not self.alive or self.stopped:
             return
-        session, made = self._round
-        if self.outcome is None or self.outcome.session != session:
-            self._round = None
-        elif self.agent.hold.allows(made, self.now):
-            self._round = None
-            self.world.note(f"{self.name} gets a round of {session.hex()[:4]}")
-            self._returned(self, session)
+        if self._round is not None:
+            session, made = self._round
+            if self.outcome is None or self.outcome.session != session:
+                self._round = None
+            elif self.agent.hold.allows(made, self.now):
+                self._round = None
+                self._invariants.returned(self, session)
+        memory, session = self.agent.memory, b"" if self.outcome is None else self.outcome.session
+        if self.workers is not None:
+            if self.workers[0] != session or memory.round_wanted:
+                self._stop_workers()
+        elif session and not memory.ending and memory.asked is None and (memory.round is None or memory.round_wanted):
+            if not self._says_next:
+                self._says_next = True
+                self.world.after(0.0, functools.partial(self._event, self._say_next))
+        elif session and memory.round is not None:
+            self._get_round(session, memory.round)
+
+    def _say_next(self) -> None:
+        self._says_next = False
+        if self.workers is None:
+            self.agent.next_round(self.first, self.now)
+
+    def _get_round(self, session: bytes, begun: Begin) -> None:
+        name = session, begun.number
+        if self._begun is None or self._begun[0] != name:
+            self._begun = name, self.now
+            self._ask_begun(self._begun)
+        elif self.agent.hold.allows(self._begun[1], self.now):
+            self.workers, self._begun = (session, begun), None
+            self.world.note(f"{self.name} gets round {begun.number} of {session.hex()[:4]}: {begun.rank}/{begun.size}")
+            self._invariants.returned(self, session)
+            self._invariants.ranked(session, begun, self.first)
+            if self.first == NEVER:
+                self.first = self.agent.generation, begun.number
+
+    def _ask_begun(self, begun: tuple[tuple[bytes, int], float]) -> None:
+        if self._begun is begun and self.alive:
+            self.world.after(0.0, functools.partial(self._event, lambda: self.agent.ask_round(self.now)))
+            self.world.after(ASK_SECONDS, functools.partial(self._ask_begun, begun))
+
+    def _stop_workers(self) -> None:
+        if not self._stops_workers:
+            self._stops_workers = True
+            dice = self._torchrun_dice
+            self.world.after(dice.uniform(0, dice.choice(STOP_SECONDS)), self._workers_stopped)
+
+    def _workers_stopped(self) -> None:
+        def note() -> None:
+            self.workers, self._stops_workers = None, False
+            self._say_next()
+
+        self._event(note)
 
     def cont(self) -> None:
         """Go on; the main thread can be first, before the one that reads what has come in the meantime."""
         if self.alive and self.stopped:
             self.stopped = False
-            self._get_round()
+            self._look()
             self.stopped = True
         super().cont()
 
@@ -176,7 +237,7 @@ class AgentProcess(Process):
             self.close()
         for watch in list(self.world.watchers):
             watch(self)
-        self._get_round()
+        self._look()
         if self.alive:
             self._set_alarm()
 
@@ -203,6 +264,8 @@ class AgentInvariants:
         """Whether all wall clocks are, so that the generations of sessions never go back in time."""
         self.quorate: list[bytes] = []
         """The sessions that have had their quorum, in that order."""
+        self.rounds: dict[tuple[bytes, int], dict[int, tuple[int, tuple[int, int]]]] = {}
+        """The size of each round that torchruns have got, and their first rounds before that, by rank."""
         self.crowded = False
         """Whether more than MAX agents have lived at a time: nothing is promised of sessions then."""
         self.latest = -1
@@ -266,7 +329,7 @@ class AgentInvariants:
             assert formed.quorum.generation >= max(earlier), "a session with a quorum sorts before an earlier one"
 
     def _complete_rounds(self) -> None:
-        """Let torch complete a round in every session, with any of its members: it has a clock of its own."""
+        """Force a round upon any members of every session: what follows must not depend on when a host begins one."""
         rng = self._rng
         self.world.after(rng.uniform(*ROUND_SECONDS), self._complete_rounds)
         by_member = {each.identity.member: each for each in self.agents()}
@@ -277,6 +340,19 @@ class AgentInvariants:
                 if member in by_member and rng.random() < 0.7:
                     see = functools.partial(by_member[member].see_round, holder.hosted.session)
                     self.world.after(0.0 if by_member[member] is holder else rng.uniform(0, late), see)
+
+    def ranked(self, session: bytes, begun: Begin, first: tuple[int, int]) -> None:
+        """A torchrun has got this round of a session, and that one was its first.
+
+        The ranks of a round are its own alone, and those that come later come after those that have trained.
+        """
+        got = self.rounds.setdefault((session, begun.number), {})
+        assert begun.rank not in got, f"two agents are {begun.rank} in one round"
+        got[begun.rank] = begun.size, first
+        assert {size for size, _ in got.values()} == {begun.size}
+        assert self.policy.nodes.minimum <= begun.size <= self.policy.nodes.maximum, f"a round of {begun.size}"
+        firsts = [first if first != NEVER else (2**60, 0) for _, (_, first) in sorted(got.items())]
+        assert firsts == sorted(firsts), f"a newcomer precedes an agent that has trained: {firsts}"
 
     def returned(self, process: AgentProcess, session: bytes) -> None:
         """A torchrun has got a round: of no session before the last that had one."""
@@ -381,7 +457,7 @@ class AgentGathering:
             electing=True,
             key=key,
             processor=processor,
-            returned=self.invariants.returned,
+            invariants=self.invariants,
         )
         if self.uneven_clocks:
             process.rate = where.rate = where.rate or self.world.rng.uniform(1 - CLOCK_ERROR / 2, 1 + CLOCK_ERROR / 2)
@@ -410,6 +486,12 @@ class AgentGathering:
         """Whether these are in one session."""
         sessions = {each.outcome.session if each.outcome is not None else None for each in processes}
         return len(sessions) == 1 and None not in sessions
+
+    def in_one_round(self, processes: Sequence[AgentProcess]) -> bool:
+        """Whether the workers of these, and of no other agent, run in one round."""
+        running = {(session, begun.number) for session, begun in filter(None, (each.workers for each in processes))}
+        sizes = [each.workers[1].size for each in processes if each.workers is not None]
+        return len(running) == 1 and sizes == [len(processes)] * len(processes)
 
     def run_until_together(self, processes: Sequence[AgentProcess], within: float) -> None:
         """Run until these are in one session, and demand that it comes to that in time."""

@@ -16,7 +16,8 @@ from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS, Binding, Hold, Leases
 from mingle.elastic.member import AgentMember
-from mingle.elastic.quorum import Nodes, Policy, Quorum
+from mingle.elastic.quorum import Memory, Nodes, Policy, Quorum
+from mingle.elastic.rounds import Rounds
 from mingle.protocol.election import Attendance, Elector
 from mingle.protocol.events import Event, Heard, TimerDue
 from mingle.protocol.host import Host
@@ -470,6 +471,16 @@ def without_a_question(right: Hold, agent: Agent) -> Hold:
 
 
 TOO_LATE = "gets a round although a later session has had one"
+APART = "not together"
+
+
+def by_order_alone(right: tuple[object, ...], _: Rounds, seat: Seated) -> tuple[object, ...]:
+    return (seat.key,)
+
+
+def is_wanted(_: Memory, frame: frames.Begin | frames.Wanted) -> bool:
+    return isinstance(frame, frames.Wanted)
+
 
 ROUNDS = [
     Mistake(
@@ -508,6 +519,19 @@ ROUNDS = [
     ),
     Mistake(
         "let_the_young_found", "rounds", (Rule(Quorum, "is_grown", always(True)),), TOO_LATE, seeds=1000, level="all"
+    ),
+    Mistake(
+        "rank_a_round_by_order_alone", "agents", (Rule(Rounds, "seniority", by_order_alone),), "a newcomer precedes"
+    ),
+    Mistake("keep_newcomers_waiting", "agents", (Rule(Rounds, "newcomers_at", always(None)),), APART),
+    Mistake(
+        "overhear_that_a_round_is_wanted", "agents", (Act(Memory, "hear_of_round", nothing, when=is_wanted),), APART
+    ),
+    Mistake(
+        "begin_a_round_with_any_number",
+        "agents",
+        (Rule(Quorum, "round_minimum", always(1)),),
+        "a round of",
     ),
 ]
 

@@ -742,7 +742,7 @@ def test_agent_that_stopped_electing_stays_without_a_session(loss_is_noticed_fir
         gathering.world.run(0.01)
         assert all(isinstance(agent.agent.part, Elector) for agent in without(agents, host))
     for agent in without(agents, host):
-        agent.agent.stop_electing()
+        agent.agent.stop_electing(agent.now)
     host.kill()
     gathering.world.run(20.0)
     assert all(agent.agent.losses == 1 and agent.agent.part is None for agent in without(agents, host))

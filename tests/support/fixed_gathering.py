@@ -1,4 +1,7 @@
-"""A gathering without a network: the agents of this process share a store, and a test says what is lost."""
+"""A gathering without a network: the agents of this process share a store, and a test says what is lost.
+
+Their rounds are those of a real session (`mingle.elastic.rounds`); only its host is missing.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,21 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 
-import pytest
-from torch.distributed.elastic.rendezvous import RendezvousHandler
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
-
-from mingle.elastic.gathering import Gathered
+from mingle.config.order import order_of
+from mingle.elastic.gathering import AgentState, Gathered
+from mingle.elastic.handler import AgentHandler
+from mingle.elastic.quorum import Memory, Quorum
+from mingle.elastic.rounds import Rounds
+from mingle.elastic.settings import AgentSettings
 from mingle.engine.store import StoreServer, open_server
 from mingle.errors import DiscoveryTimeoutError
 from mingle.protocol.machine import Formation
+from mingle.protocol.session.seats import Seated
 from mingle.wire import frames
 
-
-def set_last_call(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Have an incomplete round wait so long for further nodes from now on: shortly where a node is to continue alone.
-
-    Where all nodes come, a round is complete without it, and on a busy machine a short one would leave some behind.
-    """
-    monkeypatch.setattr(RendezvousTimeout, "last_call", timedelta(seconds=seconds))
+LOOK_SECONDS = 0.01
+"""How often an agent that waits has the host look whether a round begins."""
 
 
 @dataclass
@@ -34,39 +33,83 @@ class Place:
 
     generation: int = 0
     server: StoreServer | None = None
-    members: list[FixedGathering] = field(default_factory=list)
-    handlers: list[RendezvousHandler] = field(default_factory=list)
+    members: dict[bytes, FixedGathering] = field(default_factory=dict)
+    handlers: list[AgentHandler] = field(default_factory=list)
     """All that a test has made, to be shut down at its end however it ends."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    _rounds: Rounds | None = None
+    _seated: dict[bytes, FixedGathering] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def open(self) -> StoreServer:
-        """The store of the present generation, opened by whoever asks first."""
-        with self.lock:
+    def enter(self, agent: FixedGathering) -> StoreServer:
+        """Give an agent a seat in the present generation; the first one opens the store."""
+        with self._lock:
             if self.server is None:
                 self.server = open_server("0.0.0.0", None, secrets.token_bytes(16))
+                quorum = Quorum(self.server.session, agent.memory, time.monotonic())
+                quorum.had_quorum = True
+                self._rounds = Rounds(quorum, agent.memory, self._send)
+            self._seated[agent.member] = agent
             return self.server
+
+    def _send(self, member: bytes, frame: frames.Begin | frames.Wanted) -> None:
+        self._seated[member].memory.hear_of_round(frame)
+
+    def said_next(self, agent: FixedGathering, said: frames.Next) -> None:
+        """An agent waits for a round."""
+        with self._lock:
+            if self._rounds is not None and agent.member in self._seated:
+                agent.memory.ask_round(said)
+                self._rounds.said_next(agent.member, said, time.monotonic())
+                self.look()
+
+    def said_done(self, agent: FixedGathering) -> None:
+        """An agent's workers are done."""
+        with self._lock:
+            if self._rounds is not None:
+                self._rounds.said_done(agent.member)
+
+    def look(self) -> None:
+        """Have the host look whether a round begins or is wanted."""
+        with self._lock:
+            if self._rounds is not None:
+                self._rounds.look([agent.seat for agent in self._seated.values()], time.monotonic())
+
+    def lose_node(self, agent: FixedGathering) -> None:
+        """An agent is gone, and the session continues."""
+        with self._lock:
+            self._seated.pop(agent.member, None)
+            self.look()
 
     def lose(self, reason: str = "the host is gone") -> None:
         """The host dies: its store, and the gathering of all."""
-        with self.lock:
-            server, self.server = self.server, None
+        with self._lock:
+            server, self.server, self._rounds = self.server, None, None
             self.generation += 1
-        assert server is not None
-        server.abort()
-        for member in self.members:
-            member.lost = reason
-            member.session_lost.set()
+            self._seated.clear()
+            assert server is not None
+            server.abort()
+            for member in self.members.values():
+                member.memory.ask_round(None)
+                member.lost = reason
+                member.session_lost.set()
 
     def end(self, reason: str = "its agent has finished") -> None:
         """The host ends the job on purpose."""
-        for member in self.members:
+        for member in self.members.values():
             member.ended = reason
             member.session_lost.set()
         self.close()
 
+    def ending(self) -> None:
+        """A member has ended the job: no round begins any more."""
+        with self._lock:
+            self._rounds = None
+            for member in self._seated.values():
+                member.memory.ending = True
+
     def close(self) -> None:
         """The store goes."""
-        with self.lock:
+        with self._lock:
             server, self.server = self.server, None
         if server is not None:
             server.abort()
@@ -75,28 +118,44 @@ class Place:
 class FixedGathering:
     """Stands in for `mingle.elastic.gathering.Gathering`."""
 
-    def __init__(self, place: Place, *, timeout: bool = False) -> None:
+    def __init__(self, place: Place, wanted: AgentSettings, *, timeout: bool = False) -> None:
         self.lost: str | None = None
         self.ended: str | None = None
         self.session_lost = threading.Event()
         self.held = True
-        self.ending = False
         self.gathered = 0
+        self.asked: list[tuple[int, int]] = []
+        """The first round of this agent, at each time that it has said NEXT."""
         self.done = False
         self.closed: str | None = None
+        self.failed = False
         self.member = secrets.token_bytes(16)
-        self.absent: set[bytes] = set()
-        self._hosts = not place.members
+        self.memory = Memory(wanted.policy)
+        number = len(place.members)
+        # Each agent reaches the store at an address of its own: the connections of one are told apart by it.
+        self._address = f"127.0.0.{2 + number}"
+        applicant = frames.Join(
+            world_size=wanted.policy.nodes.maximum,
+            node=f"node{number}",
+            kind="agents",
+            order=order_of(wanted.settings.placement, f"node{number}", self._address),
+            who=frames.ProcessInfo(hostname=f"node{number}", pid=1, address=self._address, unit="node"),
+        )
+        self.seat = Seated(self.member, None if number == 0 else number, applicant)
         self._place = place
         self._timeout = timeout
-        place.members.append(self)
-        # Each agent reaches the store at an address of its own: the connections of one are told apart by it.
-        self._address = f"127.0.0.{1 + len(place.members)}"
+        place.members[self.member] = self
 
     @property
-    def state(self) -> FixedGathering:
+    def state(self) -> AgentState:
         """What the loop publishes."""
-        return self
+        return AgentState(
+            round=self.memory.round,
+            round_wanted=self.memory.round_wanted,
+            ending=self.memory.ending,
+            lost=self.lost,
+            ended=self.ended,
+        )
 
     def gather(self) -> Gathered:
         if self._timeout:
@@ -104,7 +163,7 @@ class FixedGathering:
         self.lost = None
         self.session_lost.clear()
         self.gathered += 1
-        server = self._place.open()
+        server = self._place.enter(self)
         formation = Formation(
             session=server.session,
             place=frames.Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, num_nodes=1),
@@ -116,22 +175,36 @@ class FixedGathering:
         )
         return Gathered(formation, self._place.generation)
 
-    @property
-    def present(self) -> frozenset[bytes] | None:
-        if not self._hosts:
-            return None
-        return frozenset(member.member for member in self._place.members) - self.absent
+    def next_round(self, first: tuple[int, int], seconds: float) -> frames.Begin | None:
+        self.asked.append(first)
+        self._place.said_next(self, frames.Next(generation=first[0], number=first[1]))
+        deadline = time.monotonic() + seconds
+        while not (self.session_lost.is_set() or self.memory.ending):
+            if (begun := self.memory.round) is not None:
+                return begun
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            self.session_lost.wait(LOOK_SECONDS)
+            self._place.look()
+        return None
 
     def await_round(self, is_over: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while not (self.session_lost.is_set() or is_over() or time.monotonic() > deadline):
             if self.held:
                 return True
-            self.session_lost.wait(0.02)
+            self.session_lost.wait(LOOK_SECONDS)
         return False
 
     def workers_done(self) -> None:
         self.done = True
+        self._place.said_done(self)
 
-    def close(self, reason: str) -> None:
-        self.closed = reason
+    def close(self, reason: str, *, failed: bool = False) -> None:
+        if self.closed is not None:
+            return
+        self.closed, self.failed = reason, failed
+        if failed:
+            self._place.lose_node(self)
+        else:
+            self._place.ending()

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 from mingle.wire import authentication
 
 T = TypeVar("T")
-CALLS = ("handle", "effects", "ask_status", "ask_roster", "ask_round", "stop_electing", "give_up", "close")
+CALLS = (
+    *("handle", "effects", "ask_status", "ask_roster", "next_round", "ask_round", "stop_electing", "give_up", "close"),
+)
 """What a driver does with a machine that changes it."""
 CALLS_AFTER_GO = ("ready", "leave", "ask_roster")
 """What an application does with the membership of a machine that has formed."""

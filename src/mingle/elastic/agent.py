@@ -27,6 +27,7 @@ from mingle.protocol.events import Accepted, AddressesChanged, Event, Heard
 from mingle.protocol.explain.observations import Situation
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity
+from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer, Seek
 
 
@@ -87,7 +88,7 @@ class Agent:
 
     def gather(self, now: float) -> None:
         """Look for a session, unless the agent is in one, looks already, or the job has ended."""
-        if self.part is not None or self.closed or self.ended is not None:
+        if self.part is not None or self.closed or self.ended is not None or self.memory.ending:
             return
         self.failure = self.memory.best_status = None
         self.part = Elector(
@@ -101,30 +102,59 @@ class Agent:
             candidacy=ElasticCandidacy(self.identity),
         )
 
+    def next_round(self, first: tuple[int, int], now: float) -> None:
+        """Say that the workers are stopped and wait for a round; ``memory.round`` tells which one begins.
+
+        Each NEXT is answered by one BEGIN. A second NEXT could cross the answer to the first, and the host would take
+        it for a failure in the round that has just begun.
+
+        Args:
+            first: the generation and the number of the first round that torchrun got; -1 each: it got none.
+            now: the time.
+        """
+        self.check(now)
+        if isinstance(self.part, ElasticHost | AgentMember) and self.memory.asked is None:
+            asked = frames.Next(generation=first[0], number=first[1])
+            self.memory.ask_round(asked)
+            self.part.say_of_round(asked, now)
+
     def ask_round(self, now: float) -> None:
-        """Find out whether the session still stands, since torch has completed a round: ``hold`` tells the result."""
+        """Find out whether the session still stands, since a round has begun: ``hold`` tells the result."""
         self.check(now)
         if isinstance(self.part, ElasticHost | AgentMember):
             self.part.ask_round(now)
 
-    def stop_electing(self) -> None:
+    def stop_electing(self, now: float) -> None:
         """Look for no other session after the present one: the agent's workers are done."""
         self._stopped_electing = True
+        if isinstance(self.part, ElasticHost | AgentMember):
+            self.part.say_of_round(frames.Done(), now)
         if isinstance(self.part, Elector):
             self.part.close("its workers are done")
             self._drop_part()
 
-    def close(self, reason: str) -> None:
-        """End the agent's part in the job on purpose and say so."""
+    def close(self, reason: str, *, failed: bool = False) -> None:
+        """End the agent's part in the job on purpose and say so.
+
+        Args:
+            reason: why.
+            failed: whether torchrun got no round, so that the job goes on without this agent.
+        """
         if self.closed:
             return
         self.closed = True
-        if self.part is not None:
-            self.part.close(reason)
+        if isinstance(self.part, ElasticHost):
+            if failed:
+                self.part.give_up_session(reason)
+            else:
+                self.part.close(reason)
+        elif self.part is not None:
+            self.part.close(reason, failed=failed)
         self._drop_part()
 
     def _drop_part(self) -> None:
         self.part = self.outcome = None
+        self.memory.ask_round(None)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 

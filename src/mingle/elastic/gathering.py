@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from mingle.config.settings import Settings
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.agent import Agent
-from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import Hold
 from mingle.elastic.quorum import Policy
 from mingle.engine.party import FILES_PER_NODE, Party
@@ -26,7 +26,7 @@ from mingle.network.transport import NothingOpenedError
 from mingle.protocol.effects import CloseStore
 from mingle.protocol.machine import Context, Formation
 from mingle.records import logger
-from mingle.wire.frames import Unit
+from mingle.wire.frames import Begin, Unit
 
 ASK_SECONDS = 1.0
 """How often this agent asks whether the session stands, until torchrun gets its round."""
@@ -62,8 +62,9 @@ class AgentState:
 
     Attributes:
         gathered: the session that the agent is in; None: it is in none.
-        present: on the host, the member ids of all that are in the session now, its own included; None elsewhere.
-        ending: on the host: whether an agent has ended the job for all, after which no round begins.
+        round: the round of that session that the agent is in; None: it is in none, or waits for the next one.
+        round_wanted: whether another round has to follow that one.
+        ending: whether an agent has ended the job for all, after which no round begins.
         hold: how firmly the agent knows that its session is the only one.
         lost: why the session that :meth:`Gathering.gather` returned was lost, in words; None while it exists.
         ended: why the host has ended the job on purpose, in words; None: it has not.
@@ -71,7 +72,8 @@ class AgentState:
     """
 
     gathered: Gathered | None = None
-    present: frozenset[bytes] | None = None
+    round: Begin | None = None
+    round_wanted: bool = False
     ending: bool = False
     hold: Hold = field(default_factory=Hold)
     lost: str | None = None
@@ -103,11 +105,6 @@ class Gathering(Party):
         self.state = AgentState()
         self._losses = 0
 
-    @property
-    def member(self) -> bytes:
-        """This agent's own member id, the same in all its sessions."""
-        return self.identity.member
-
     # --- what the caller does --------------------------------------------------------------------------------------
 
     def gather(self) -> Gathered:
@@ -138,12 +135,42 @@ class Gathering(Party):
             raise elastic_reports.closed_here(self.identity)
         if state.gathered is None and state.failure is not None:
             raise state.failure.copied()
-        if state.gathered is None and state.ended is not None:
-            raise elastic_reports.ended(self.identity, state.ended)
+        if state.gathered is None and (state.ended is not None or state.ending):
+            raise elastic_reports.ended(self.identity, state.ended or "one of its agents has ended it")
         return state.gathered
 
+    def next_round(self, first: tuple[int, int], seconds: float) -> Begin | None:
+        """Say that the workers are stopped, and block until a round begins; a signal handler can raise out of it.
+
+        Args:
+            first: the generation and the number of the first round that torchrun got; -1 each: it got none.
+            seconds: for how long to wait.
+
+        Returns:
+            The round. None if the session is lost, or the job has ended.
+
+        Raises:
+            TimeoutError: no round began in time.
+            MingleError: this gathering is closed, or its loop has failed.
+        """
+
+        def say_next() -> None:
+            if self.state.lost is None:  # else the machine can be in the next session, which `gather` has not returned
+                self._machine.next_round(first, self.clock())
+                self._publish()
+
+        self.ask(say_next, patient=True)
+        deadline = self.clock() + seconds
+        while not (self._stopping or self.session_lost.is_set() or self.state.ending):
+            if (begun := self.state.round) is not None:
+                return begun
+            if self.clock() >= deadline:
+                raise TimeoutError
+            self.wait(deadline)
+        return None
+
     def await_round(self, is_over: Callable[[], bool], seconds: float) -> bool:
-        """Block until torchrun can get a round that is complete now; a signal handler can raise out of it.
+        """Block until torchrun can get the round that has begun; a signal handler can raise out of it.
 
         Return to torchrun at once afterwards: what this agent knows of the others is outdated within 2 s.
 
@@ -168,7 +195,7 @@ class Gathering(Party):
     def workers_done(self) -> None:
         """Note that this node's workers are done: from now on a loss starts no election and no gathering."""
         if self._thread is not None:
-            self.call(lambda: self._machine.stop_electing())  # noqa: PLW0108 - the loop makes the agent first
+            self.call(lambda: self._machine.stop_electing(self.clock()))
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
@@ -184,6 +211,10 @@ class Gathering(Party):
         if self._machine.finished and self._machine.hosting is None:
             self.stores.release()  # that of a session that this agent has given up
         self._publish()
+
+    def _leave(self) -> None:
+        reason, failed = self._farewell
+        self.driver.part(partial(self._machine.close, reason, failed=failed))
 
     def _fail(self) -> None:
         self.stores.close()
@@ -226,15 +257,15 @@ class Gathering(Party):
         lost, outcome, gathered = before.lost, agent.outcome, before.gathered
         if agent.losses > self._losses:
             self._losses, lost = agent.losses, agent.lost
-        hosting = agent.part if isinstance(agent.part, ElasticHost) and outcome is not None else None
         if outcome is None:
             gathered = None
         elif gathered is None or gathered.formation.session != outcome.session:
             gathered = Gathered(outcome, agent.generation, agent.small)
         return AgentState(
             gathered=gathered,
-            present=None if hosting is None else frozenset(seat.member for seat in hosting.registrar.seats.members()),
-            ending=hosting is not None and hosting.quorum.ending,
+            round=agent.memory.round,
+            round_wanted=agent.memory.round_wanted,
+            ending=agent.memory.ending,
             hold=agent.hold,
             lost=lost,
             ended=agent.ended,

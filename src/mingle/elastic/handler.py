@@ -1,7 +1,7 @@
-"""Torchrun's rendezvous handler: gather the agents, run c10d's rendezvous, and gather again after a loss.
+"""Torchrun's rendezvous handler: gather the agents, wait for a round to begin, and gather anew after a loss.
 
-Compared with stock c10d, no node is told an endpoint, and the job survives the loss of the node that holds the agents'
-store. Torch's own rendezvous decides which nodes are in a round (`mingle.elastic.rounds`).
+Compared with c10d, no node is told an endpoint, and the job survives the loss of the node that holds the agents'
+store. The host of the session decides which nodes are in a round (`mingle.elastic.rounds`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import functools
 import json
 import logging
 import math
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -27,27 +26,33 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from mingle import detached
-from mingle.config.order import order_of
 from mingle.config.settings import GENERATION
 from mingle.detached import AbandonedError
 from mingle.distributed import environment, gloo
 from mingle.distributed.environment import process_environment
-from mingle.elastic import rounds as agent_rounds
-from mingle.elastic.rounds import BACKEND, Rounds, Since
-from mingle.engine import progress
-from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError
+from mingle.elastic import worker_store
+from mingle.engine import progress, store
+from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError, counted
 from mingle.protocol.machine import scoped
 
 if TYPE_CHECKING:
     from mingle.elastic.gathering import Gathered, Gathering
     from mingle.elastic.settings import AgentSettings
+    from mingle.elastic.worker_store import Stores
+    from mingle.wire.frames import Begin
 
 logger = logging.getLogger("mingle")
 
+BACKEND = "mingle"
+"""The name of the backend, which torch's registry compares with ``--rdzv-backend``."""
+NEVER = -1, -1
+"""The first round of a torchrun that got none."""
+LOSS_SECONDS = 15.0
+"""How long the store can fail before that is an error; the gathering notices a lost host within 10 s."""
 ENDED_SECONDS = 5.0
 """How long a call may take to finish after the job has ended: its store fails at once, or has answered."""
 BROKEN_ROUNDS = 3
-"""So many rounds in a row that lose agent 0, before it has published the workers' store, are an error."""
+"""So many rounds in a row whose stores fail, although their session lives, are an error."""
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """The prefix of torch's keys for the barrier in which an agent waits after its workers are done."""
@@ -72,11 +77,14 @@ class AgentHandler(RendezvousHandler):
         """
         self._wanted = wanted
         self._gathering = gathering
-        self._rounds: Rounds | None = None
+        self._gathered: Gathered | None = None
+        """The present session."""
+        self._server: store.StoreServer | None = None
+        """The workers' store, on agent 0."""
         self._closed = False
-        self._order: bytes | None = None
-        self._since: Since | None = None
-        """The first round that this agent was in."""
+        self._first = NEVER
+        """The generation and the number of the first round that torchrun got."""
+        self._doubts = ""
         self._void = False
         """Whether the present round's ranks don't count, since another round must follow."""
 
@@ -96,7 +104,7 @@ class AgentHandler(RendezvousHandler):
     # --- the next round ------------------------------------------------------------------------------------------
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Gather the agents if necessary, and return the next round when it is complete.
+        """Gather the agents if necessary, and return the next round when it has begun.
 
         Raises:
             RendezvousTimeoutError: too few agents came in time; the message names those that were there.
@@ -105,39 +113,68 @@ class AgentHandler(RendezvousHandler):
             RendezvousError: the agents could not be brought together.
             ConflictError: the other agents refuse this one: it was started with other sizes, or with their node rank.
         """
-        tried, broken = None, 0
+        broken = 0
+        self._server = None  # the previous round's
         while True:
             if self.is_closed():
                 raise self._closed_error()
-            rounds = self._present_rounds()
-            if rounds is not tried:  # another session
-                tried, broken = rounds, 0
+            if self._gathered is None or self._gathering.state.lost is not None:
+                self._gathered, broken = self._gather(), 0
+            gathered = self._gathered
+            begun = self._await_begin()
+            if begun is None:
+                continue
             try:
-                joined = self.call(rounds.next)
-            except RendezvousClosedError:
-                raise self._closed_error() from None
+                stores = self._meet(gathered, begun)
+            except AbandonedError:
+                continue
             except MingleError as error:
                 raise RendezvousError(str(error)) from error.__cause__
             except (RendezvousConnectionError, OSError, RuntimeError) as error:
                 broken += 1
-                # Torch's store raises a RuntimeError; torch's rendezvous errors are none.
-                if isinstance(error, RuntimeError) and broken < BROKEN_ROUNDS:
-                    logger.warning("a round of the rendezvous broke, joining the next one: %s", first_line(error))
-                    continue
-                if broken == 1 and not self._gathering.session_lost.is_set():  # once more, by new connections
-                    logger.info("the connection to the store broke, opening another one: %s", first_line(error))
-                    continue
-                if not self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS):
+                if broken < BROKEN_ROUNDS:
+                    logger.warning("the stores of a round failed, joining the next one: %s", first_line(error))
+                elif not self._gathering.session_lost.wait(LOSS_SECONDS):
                     raise
-                logger.info("the rendezvous was interrupted: %s", first_line(error))
                 continue
-            begun = self._begin(rounds.number, joined)
-            if self._gathering.await_round(self.is_closed, self._wanted.torch["join_timeout"]):
-                rounds.begun()
-                self._since = rounds.since
-                return begun  # at once: each moment makes the answers of the others older
-            if not self.is_closed() and not self._gathering.session_lost.is_set():
+            if self._gathering.await_round(self._is_over, self._wanted.torch["join_timeout"]):
+                return self._begin(gathered, begun, stores)  # at once: each moment makes the others' answers older
+            if not self._is_over() and not self._gathering.session_lost.is_set():
                 raise RendezvousTimeoutError(str(self._unanswered_error()))
+
+    def _await_begin(self) -> Begin | None:
+        seconds = self._wanted.torch["join_timeout"]
+        try:
+            return self._gathering.next_round(self._first, seconds)
+        except TimeoutError:
+            raise RendezvousTimeoutError(str(self._no_round_error(seconds))) from None
+        except MingleError as error:
+            if self.is_closed():
+                raise self._closed_error() from error
+            raise RendezvousError(str(error)) from error.__cause__
+
+    def _meet(self, gathered: Gathered, begun: Begin) -> Stores:
+        meet = functools.partial(
+            worker_store.meet,
+            gathered.formation,
+            begun,
+            local_addr=self._wanted.local_addr,
+            read_seconds=self._wanted.torch["read_timeout"],
+        )
+        return detached.run(meet, "rendezvous", lambda: self._is_over() or self._gathering.session_lost.is_set())
+
+    def _is_over(self) -> bool:
+        """Return whether another round has to follow the present one, or the job has ended."""
+        return self._gathering.state.round_wanted or self.is_closed()
+
+    def _no_round_error(self, seconds: float) -> MingleError:
+        assert self._gathered is not None
+        least = self._wanted.policy.round_minimum(had_quorum=not self._gathered.small)
+        return DiscoveryTimeoutError.explain(
+            f"job {self.get_run_id()!r}: no round of the job began within {seconds:g} s.",
+            cause=f"fewer than {counted(least, 'node')} are there with their workers stopped",
+            remedy="look at the output of the other nodes; --rdzv-conf=join_timeout=SECONDS waits longer.",
+        )
 
     def _unanswered_error(self) -> MingleError:
         return DiscoveryTimeoutError.explain(
@@ -151,17 +188,14 @@ class AgentHandler(RendezvousHandler):
         text = "has been closed by one of its agents" if ended is None else f"has ended: {ended}"
         return RendezvousClosedError(f"job {self.get_run_id()!r} {text}")
 
-    def _present_rounds(self) -> Rounds:
-        """Return the rendezvous of the present session; if there is none, gather the agents first."""
+    def _gather(self) -> Gathered:
+        """Wait until this agent is in a session."""
         lost = self._gathering.state.lost
-        if self._rounds is not None and lost is None:
-            return self._rounds
-        if self._rounds is not None:
+        if self._gathered is not None:
             quiet = self._wanted.settings.progress == "off"
             text = f"job {self.get_run_id()}: {lost}; looking for the other nodes again"
             progress.say(logging.WARNING, text, quiet=quiet)
-            self._rounds.end()
-            self._rounds = None
+            self._leave_session()
         try:
             gathered = self._gathering.gather()
         except DiscoveryTimeoutError as error:
@@ -172,7 +206,6 @@ class AgentHandler(RendezvousHandler):
             if self.is_closed():
                 raise self._closed_error() from error
             raise RendezvousError(str(error)) from error.__cause__
-        self._export(gathered)
         formation = gathered.formation
         logger.info(
             "job %s: generation %d, the agents' store is at %s:%d, own address %s on %s",
@@ -183,19 +216,39 @@ class AgentHandler(RendezvousHandler):
             formation.address,
             formation.interface,
         )
-        self._rounds = Rounds(
-            self._wanted, self._gathering, gathered, order=self._order_at(formation.address), since=self._since
+        return gathered
+
+    def _leave_session(self) -> None:
+        """Have the calls fail that are blocked in the agents' store, and close the workers' store."""
+        if self._gathered is not None:
+            formation = self._gathered.formation
+            store.shut_down_connections(formation.store_address, formation.store_port)
+        self._gathered = self._server = None
+
+    def _begin(self, gathered: Gathered, begun: Begin, stores: Stores) -> RendezvousInfo:
+        self._server, self._void = stores.server, False
+        if self._first == NEVER:
+            self._first = gathered.generation, begun.number
+        joined, place = stores.joined, stores.joined.bootstrap_store_info
+        assert place is not None
+        self._export(gathered, begun.number)
+        logger.info(
+            "job %s: round %d, agent %d of %d, the workers' store is at %s:%d",
+            self.get_run_id(),
+            begun.number,
+            begun.rank,
+            begun.size,
+            place.master_addr,
+            place.master_port,
         )
-        return self._rounds
+        if begun.doubts and begun.doubts != self._doubts:
+            quiet = self._wanted.settings.progress == "off"
+            progress.say(logging.WARNING, f"job {self.get_run_id()}: {begun.doubts}", quiet=quiet)
+        self._doubts = begun.doubts
+        agents_store = RoundStore(joined.store, self, rank=begun.rank, size=begun.size)
+        return RendezvousInfo(agents_store, begun.rank, begun.size, place)
 
-    def _order_at(self, address: str) -> bytes:
-        """Return this node's place in the order of nodes, which never changes while the agent lives."""
-        if self._order is None:
-            address = self._wanted.local_addr or address
-            self._order = order_of(self._wanted.settings.placement, socket.gethostname(), address)
-        return self._order
-
-    def _export(self, gathered: Gathered) -> None:
+    def _export(self, gathered: Gathered, number: int) -> None:
         """Export what the workers inherit, and torch's own code in this process reads."""
         formation, before = gathered.formation, process_environment.visible()
         interface = formation.interface
@@ -204,48 +257,28 @@ class AgentHandler(RendezvousHandler):
             **environment.socket_interfaces(interface, named=named),
             # Torch 2.13 would keep the workers' store of the first round for all later ones.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            GENERATION: f"{gathered.generation:010d}-{formation.session.hex()[:8]}",
+            # A node that was left out of a round can have workers of the last one.
+            GENERATION: f"{gathered.generation:010d}-{number:06d}-{formation.session.hex()[:8]}",
         }
         # The user's own value takes precedence.
         if gloo.misses(interface, formation.address, {gloo.VARIABLE: before.get(gloo.VARIABLE) or interface}):
             told |= gloo.for_workers(scoped(formation.address, interface), before)
         process_environment.export(told)
 
-    def _begin(self, number: int, joined: RendezvousInfo) -> RendezvousInfo:
-        place = joined.bootstrap_store_info
-        assert place is not None
-        logger.info(
-            "job %s: round %d, agent %d of %d, the workers' store is at %s:%d",
-            self.get_run_id(),
-            number,
-            joined.rank,
-            joined.world_size,
-            place.master_addr,
-            place.master_port,
-        )
-        self._void = False
-        store = RoundStore(joined.store, self, rank=joined.rank, size=joined.world_size)
-        return RendezvousInfo(store, joined.rank, joined.world_size, place)
-
     # --- while the workers run -----------------------------------------------------------------------------------
 
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes make a new round necessary; never blocks, torchrun asks ten times a second.
+        """Return 1 if a new round is necessary, else 0; never blocks, torchrun asks ten times a second.
 
-        A lost gathering counts as one, and so does a void round, whose workers have stand-in ranks. After the end of
-        the job no other node counts: healthy workers continue.
-
-        Raises:
-            RendezvousError: the store fails although its host lives.
+        A lost session makes one necessary, and so does a void round, whose workers have stand-in ranks. After the end
+        of the job no other node counts: healthy workers continue.
         """
-        rounds = self._rounds
+        state = self._gathering.state
         if self._void:
             return 1
-        if rounds is None or rounds.closed or self._gathering.state.ended is not None:
+        if self._gathered is None or state.ended is not None or state.ending:
             return 0
-        if self._gathering.state.lost is not None:
-            return 1
-        return rounds.nodes_waiting()
+        return int(state.lost is not None or state.round_wanted)
 
     def void_round(self) -> None:
         """Have torchrun come for another round, since this one's ranks don't count."""
@@ -253,7 +286,7 @@ class AgentHandler(RendezvousHandler):
 
     def is_lost(self) -> bool:
         """Return whether the store failed because the session is lost; the gathering can notice later."""
-        return self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS) and self._gathering.state.lost is not None
+        return self._gathering.session_lost.wait(LOSS_SECONDS) and self._gathering.state.lost is not None
 
     def workers_done(self) -> None:
         """Tell the gathering that this node's workers are done."""
@@ -287,39 +320,22 @@ class AgentHandler(RendezvousHandler):
 
     def is_closed(self) -> bool:
         """Return whether the job has been ended for good."""
-        ended = self._gathering.state.ended is not None or self._gathering.state.ending
-        return self._closed or ended or (self._rounds is not None and self._rounds.closed)
+        return self._closed or self._gathering.state.ended is not None or self._gathering.state.ending
 
     def set_closed(self) -> None:
-        """End the job for good, for all its agents.
-
-        Raises:
-            RendezvousError: the other agents could not be told.
-        """
+        """End the job for good, for all its agents; before the first round, this agent's part in it alone."""
+        # Torchrun calls this by `shutdown` with its exception on the way; the other agents are told its kind.
+        kind = sys.exc_info()[0]
         self._closed = True
-        if self._rounds is not None and self._gathering.state.ended is None:
-            self.call(self._rounds.close)
+        reason = "closed" if kind is None else f"ended by {kind.__name__}"
+        self._gathering.close(reason, failed=self._first == NEVER)
 
     def shutdown(self) -> bool:
-        """End the job for good and release everything; return whether the other agents could be told.
-
-        Torchrun calls it at every end except by a signal.
-        """
-        told = True
-        try:
-            self.set_closed()
-        except (RendezvousError, RuntimeError) as error:
-            logger.info("the other nodes could not be told of the end: %s", first_line(error))
-            told = False
-        finally:
-            if self._rounds is not None:
-                self._rounds.end()
-                self._rounds = None
-            # Torchrun calls this with its exception on the way; the other agents are told its kind.
-            kind = sys.exc_info()[0]
-            self._gathering.close("closed" if kind is None else f"ended by {kind.__name__}")
-            process_environment.restore()
-        return told
+        """End the job for good and release everything. Torchrun calls it at every end except by a signal."""
+        self.set_closed()
+        self._leave_session()
+        process_environment.restore()
+        return True
 
 
 class RoundStore(PrefixStore):

@@ -13,6 +13,7 @@ from msgspec import structs
 from mingle.elastic import reports
 from mingle.elastic.leases import PING_SECONDS, Hold, is_fresh
 from mingle.elastic.quorum import Memory, Quorum
+from mingle.elastic.rounds import Rounds
 from mingle.protocol.effects import CloseStore, Multicast, Notice
 from mingle.protocol.events import Source
 from mingle.protocol.explain.observations import Diagnostics, Situation
@@ -67,6 +68,7 @@ class ElasticHost(Host):
         self._told: frames.Members | None = None
         self._ping_at = self._look_at = float("inf")
         self._clocks_warned = False
+        self.rounds = Rounds(self.quorum, memory, self._say_of_round)
         self._doubts = ""
         """What was last found doubtful in the members."""
         self._pinged_at = float("-inf")
@@ -112,6 +114,8 @@ class ElasticHost(Host):
             times += [self._ping_at, self._look_at, *leases]
             if self._store_gone_at is not None:
                 times.append(self._store_gone_at + STORE_GONE_SECONDS)
+            if self.rounds.due is not None and not self.quorum.ending:
+                times.append(self.rounds.due)
         return min((time for time in times if time is not None), default=None)
 
     def situation(self) -> Situation:
@@ -176,6 +180,10 @@ class ElasticHost(Host):
             if len(asked) < QUESTIONS:
                 asked[frame.number] = now
                 self.ask_round(now)
+        elif isinstance(frame, frames.Next | frames.Done) and seat is not None and seat.conn == conn and self.running:
+            self._round_said(seat.member, frame, now)
+        elif isinstance(frame, frames.Leave) and frame.failed:
+            self.registrar.lost(conn, now, frame.reason or "it left")
         super().caller_said(caller, frame, now)
         if isinstance(frame, frames.Join) and frame.clock:
             seat = self.registrar.seats.at(conn)
@@ -187,10 +195,29 @@ class ElasticHost(Host):
             self._keep_in_touch(now)
         super()._handle_timer(now)
 
-    # --- a round ---------------------------------------------------------------------------------------------------
+    # --- rounds ----------------------------------------------------------------------------------------------------
+
+    def say_of_round(self, frame: frames.Next | frames.Done, now: float) -> None:
+        """Have this agent itself say something of a round."""
+        self._round_said(self.identity.member, frame, now)
+        self._look(now)
+
+    def _round_said(self, member: bytes, frame: frames.Next | frames.Done, now: float) -> None:
+        if isinstance(frame, frames.Done):
+            self.rounds.said_done(member)
+        elif not self.quorum.ending:
+            self.rounds.said_next(member, frame, now)
+
+    def _say_of_round(self, member: bytes, frame: frames.Begin | frames.Wanted) -> None:
+        """Tell a member, or this agent itself, of a round."""
+        seat = self.registrar.seats.get(member)
+        if member == self.identity.member:
+            self._memory.hear_of_round(frame)
+        elif seat is not None and seat.conn is not None:
+            self._callers.send(seat.conn, frame)
 
     def ask_round(self, now: float) -> None:
-        """Ask the members whether they are still there, since torch has completed a round."""
+        """Ask the members whether they are still there, since a round has begun."""
         pause = ROUND_PING_SECONDS + ROUND_PING_SECONDS_PER_NODE * self.quorum.policy.nodes.maximum
         self._ping_at = min(self._ping_at, max(now, self._pinged_at + pause))
 
@@ -221,6 +248,8 @@ class ElasticHost(Host):
         if self._told is None:
             self._begin(now)
         self.quorum.note_quorum(now)
+        if not self.quorum.ending:
+            self.rounds.look(self.registrar.seats.members(), now)
         self._tell_members()
         for offer, interface in self.take_hosts_seen():
             self._sighted(offer, Source(interface=interface), now)
@@ -236,6 +265,7 @@ class ElasticHost(Host):
         """Act on the decision for GO."""
         self._ping_at, self._look_at = now, now + LOOK_AROUND_SECONDS * self.rng.uniform(0.3, 1.3)
         self._memory.surplus, self._memory.left_out = False, None
+        self._memory.host_lost = "", 0  # the host that is lost next is this agent
         if self.quorum.small:
             text = reports.small(self.identity, self._memory.policy, len(self.registrar.seats.members()))
             self._effects.append(Notice(text))
@@ -248,6 +278,7 @@ class ElasticHost(Host):
         self._told = members
         memory.generation, memory.companions = members.generation, members.present
         memory.had_quorum |= members.quorum
+        memory.ending = members.ending
         for conn in self.registrar.seats.connections():
             self._callers.send(conn, members)
         self._compare_clocks()
@@ -284,6 +315,11 @@ class ElasticHost(Host):
             self._effects.append(Multicast(self.identity.seek()))
 
     # --- the end ---------------------------------------------------------------------------------------------------
+
+    def give_up_session(self, reason: str) -> None:
+        """End the session on purpose, not the job."""
+        if not self.closed:
+            self._dissolve(f"job {self.identity.job!r}: {reason}", None)
 
     def _dissolve(self, reason: str, moved_to: Offer | None) -> None:
         """End this session, not the job: all agents look for a host again."""

@@ -122,6 +122,9 @@ class AgentMember(Candidate):
             case frames.Members():
                 self._learn(frame)
                 return
+            case frames.Begin() | frames.Wanted() if formed:
+                memory.hear_of_round(frame)
+                return
             case frames.RoundHeld() if formed:
                 self.proved_at = max(self.proved_at, self._rounds_asked.pop(frame.number, float("-inf")))
                 return
@@ -190,6 +193,7 @@ class AgentMember(Candidate):
             clock=memory.clock,
             had_quorum=memory.had_quorum,
             surplus=self.is_surplus,
+            rounds=True,
             age=min(max(0.0, now - memory.began_at), frames.MAX_SECONDS),
         )
 
@@ -236,11 +240,17 @@ class AgentMember(Candidate):
             memory = self._memory
             memory.generation, memory.companions = max(memory.generation, members.generation), members.present
             memory.had_quorum |= members.quorum
+            memory.ending = members.ending
 
-    # --- a round ---------------------------------------------------------------------------------------------------
+    # --- rounds ----------------------------------------------------------------------------------------------------
+
+    def say_of_round(self, frame: frames.Next | frames.Done, now: float) -> None:
+        """Tell the host that this agent waits for a round, or needs no other one."""
+        if self.membership is not None:
+            self.membership.send(frame)
 
     def ask_round(self, now: float) -> None:
-        """Ask the host whether the session still stands, since torch has completed a round."""
+        """Ask the host whether the session still stands, since a round has begun."""
         if self.running:
             self._last_number += 1
             # An answer to an older question comes too late.
@@ -265,6 +275,7 @@ class AgentMember(Candidate):
         """Handle the end of the connection to the host."""
         if self.is_freed_by(reason):
             self._memory.binding.release(session.name)
+        self._memory.host_lost = session.offer.hostname, session.offer.pid
         super().host_lost(session, reason, now)
         if self.outcome is not None and self.ended_because is None and self.lost_because is None:
             self.lost_because = f"the connection to {session.host_name} is lost: {reason}"

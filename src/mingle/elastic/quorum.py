@@ -75,12 +75,15 @@ class Policy:
 
     Attributes:
         nodes: how many nodes the job can have.
-        last_call: seconds that a gathering below its quorum waits for another agent before it can start small.
+        last_call: seconds that a gathering below its quorum waits for another agent before it can start small, and the
+            first round of all for more nodes than it needs.
+        last_call_is_set: whether the user has set it: then also a round after a failure waits so long.
         allow_minority: whether MIN agents can always found and keep a session; two parts of the job can then run.
     """
 
     nodes: Nodes
     last_call: float
+    last_call_is_set: bool = False
     allow_minority: bool = False
 
     def may_start_small(self, *, experienced: bool) -> bool:
@@ -96,6 +99,10 @@ class Policy:
         if self.allow_minority:
             return min(self.nodes.minimum, self.nodes.keepers)
         return self.nodes.keepers if had_quorum else self.nodes.minimum
+
+    def round_minimum(self, *, had_quorum: bool) -> int:
+        """Return the least number of agents in a round: MIN, and no fewer than keep the session."""
+        return max(self.nodes.minimum, self.to_keep(had_quorum=had_quorum))
 
 
 @dataclass(slots=True)
@@ -123,6 +130,16 @@ class Memory:
     """The agents in its last session, for messages."""
     left_out: frames.Refused | None = None
     """Why it was refused a seat, if it and a member can't reach each other; None once it has one."""
+    host_lost: tuple[str, int] = ("", 0)
+    """The host name and process id of the host whose session it has lost last."""
+    asked: frames.Next | None = None
+    """What its torchrun waits for: the next round of the present session."""
+    round: frames.Begin | None = None
+    """The last round of the present session that it is in."""
+    round_wanted: bool = False
+    """Whether another round has to follow that one."""
+    ending: bool = False
+    """Whether an agent has ended the job for all."""
     best_status: frames.Status | None = None
     """The status of the present gathering when most agents were there. Deadlines pass one after another, and the last
     agent names the others, too."""
@@ -131,6 +148,17 @@ class Memory:
     def clock(self) -> int:
         """The time by the wall clock, as JOIN has it."""
         return min(max(0, int(self.wall_clock())), frames.MAX_GENERATION)
+
+    def ask_round(self, asked: frames.Next | None) -> None:
+        """Take note that the agent is in no round, and which one it waits for; None: it is in no session."""
+        self.asked, self.round, self.round_wanted = asked, None, False
+
+    def hear_of_round(self, frame: frames.Begin | frames.Wanted) -> None:
+        """Take note of a round that begins, or has to follow, if the agent waits for it."""
+        if isinstance(frame, frames.Begin) and self.asked is not None:
+            self.asked, self.round = None, frame
+        elif isinstance(frame, frames.Wanted) and self.round is not None and frame.number == self.round.number:
+            self.round_wanted = True
 
     def missed(self, present: Iterable[frames.ProcessInfo]) -> list[str]:
         """Return the agents of the last session that are not here."""
@@ -194,7 +222,7 @@ class Quorum(Admission):
 
     kind = "agents"
     takes_latecomers = True
-    hands_over = False  # torch sorts the nodes of a round by their names
+    hands_over = False  # each round has ranks of its own
     confirm_seconds = CONFIRM_SECONDS
     waits_for_proofs = False  # the leases begin with SEALED, and end
 
@@ -275,6 +303,11 @@ class Quorum(Admission):
             return self.policy.to_keep(had_quorum=self.had_quorum)
         return self.policy.nodes.minimum if self.small else self.policy.nodes.founders
 
+    @property
+    def round_minimum(self) -> int:
+        """The least number of agents in a round."""
+        return self.policy.round_minimum(had_quorum=self.had_quorum)
+
     def kept_until(self) -> float:
         """Return the time at which too few leases will be valid to keep the session."""
         return self._of_enough(map(self.leases.until, self._others()))
@@ -306,6 +339,14 @@ class Quorum(Admission):
             f"the host was started with --nnodes={nodes.minimum}:{nodes.maximum}, "
             f"the newcomer with --nnodes={applicant.minimum}:{applicant.world_size}"
         )
+
+    def misfit(self, applicant: frames.Join, *, assigned: bool) -> tuple[frames.RefusalReason, str] | None:
+        """Return why a newcomer can never be in this session, or None if it can."""
+        if applicant.kind == self.kind and not applicant.rounds:
+            host = next(iter(self.seats.values())).applicant
+            newcomers, hosts = (each.versions.get("mingle", "unknown") for each in (applicant, host))
+            return "version", f"the newcomer has mingle {newcomers}, the host {hosts}, which begins the rounds itself"
+        return super().misfit(applicant, assigned=assigned)
 
     def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
         """Return whether every one of MAX seats of the running session belongs to an agent that has answered lately.
@@ -379,12 +420,13 @@ class Quorum(Admission):
             soon = joining > 0 and len(self.seats.members()) + joining >= self.policy.nodes.founders
         else:
             soon = not self.small
-        present = [msgspec.structs.replace(seat.applicant.who, rank=None) for seat in self.seats.members()]
+        shown = self.seats.members()[: frames.MAX_PRESENT]
         return frames.Members(
             generation=self.generation,
             quorum=self.had_quorum or soon,
-            present=tuple(present[: frames.MAX_PRESENT]),
+            present=tuple(msgspec.structs.replace(seat.applicant.who, rank=None) for seat in shown),
             left_out=tuple(self.left_out),
+            ending=self.ending,
         )
 
     def enough(self, members: int) -> bool:

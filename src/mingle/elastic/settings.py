@@ -38,16 +38,12 @@ TORCH_KEYS = (
     "read_timeout",
     "timeout",
 )
-"""Torch's keys: whole seconds, or a count. Torch always adds ``timeout``."""
+"""Torch's keys: whole seconds, or a count; torch always adds ``timeout``. Only those of `TORCH_DEFAULTS` are used: the
+host of a session knows which nodes are alive."""
 IS_HOST = "is_host"
 """A key of c10d: whether a node holds the store. The agents elect that node, so the key has no effect."""
 TORCH_DEFAULTS = {"join_timeout": 600, "last_call_timeout": 30, "read_timeout": 60}
-"""Torch's own defaults of the keys that are also used here (dynamic_rendezvous.py, c10d_rendezvous_backend.py)."""
-KEEP_ALIVE_DEFAULTS = {"keep_alive_interval": 5, "keep_alive_max_attempt": 3}
-"""Torch's own defaults of the keys that are checked here."""
-LATE_SECONDS = 2
-"""By how much a healthy node's heartbeat can be late."""
-
+"""The keys that are used, with torch's own defaults (dynamic_rendezvous.py, c10d_rendezvous_backend.py)."""
 CONF = "--rdzv-conf"
 _SPELLING = Spelling(names={key: f"{CONF} {key}" for key in OWN_KEYS}, as_text=True)
 _FLAGS = {**dict.fromkeys(("1", "true", "t", "yes", "y"), True), **dict.fromkeys(("0", "false", "f", "no", "n"), False)}
@@ -61,7 +57,7 @@ class AgentSettings:
         settings: how to discover the other agents; ``world_size`` is the most nodes there may be.
         policy: how many nodes train, and how many found and keep a session.
         local_addr: the value of ``--local-addr``; None selects the address that the gathering finds.
-        torch: the options of c10d's rendezvous that are given or used here, under torch's keys.
+        torch: the options of c10d's rendezvous that are given or used, under torch's keys.
     """
 
     settings: Settings
@@ -103,7 +99,6 @@ def resolve(
     torch = TORCH_DEFAULTS | {
         key: values.parse_whole(given[key], f"{CONF} {key}", minimum=1) for key in TORCH_KEYS if key in given
     }
-    _check_keep_alive(**{key: torch.get(key, default) for key, default in KEEP_ALIVE_DEFAULTS.items()})
     own: dict[str, Any] = {key: given[key] for key in OWN_KEYS if key in given and key != ALLOW_MINORITY}
     arguments = Arguments(**own, spelling=_SPELLING)
     asked = asked_node_rank(environ, settings.node_rank_argument(arguments), nodes=maximum, torchrun=True)
@@ -118,6 +113,7 @@ def resolve(
         policy=Policy(
             nodes=Nodes(minimum=minimum, maximum=maximum),
             last_call=torch["last_call_timeout"],
+            last_call_is_set="last_call_timeout" in given,
             allow_minority=_flag(given.get(ALLOW_MINORITY, "0"), f"{CONF} {ALLOW_MINORITY}"),
         ),
         local_addr=local_addr or None,
@@ -180,18 +176,6 @@ def _check_known(given: Mapping[str, str]) -> None:
             cause="a mistyped key, one of another backend, or a list separated by commas: in --rdzv-conf a comma "
             "begins the next key, so lists are separated by semicolons",
             remedy=f"mingle's keys are {', '.join(OWN_KEYS)}; torch's are {', '.join((*TORCH_KEYS, IS_HOST))}.",
-        )
-
-
-def _check_keep_alive(keep_alive_interval: int, keep_alive_max_attempt: int) -> None:
-    interval, seconds = keep_alive_interval, keep_alive_interval * keep_alive_max_attempt
-    if seconds < interval + LATE_SECONDS:
-        least = -(-(interval + LATE_SECONDS) // interval)
-        raise ConfigurationError.explain(
-            f"{CONF} has keep_alive_interval={interval} and keep_alive_max_attempt={keep_alive_max_attempt}: "
-            f"a node would count as dead {seconds} s after its last heartbeat.",
-            cause=f"a heartbeat comes every {interval} s, so one that is late would end a healthy node",
-            remedy=f"give keep_alive_max_attempt={least} or more, or neither key: mingle finds lost nodes by itself.",
         )
 
 

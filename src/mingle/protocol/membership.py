@@ -174,7 +174,8 @@ class Membership:
         # Without READY the host takes LEAVE for what it is from a member that gave up before it heard GO: a loss.
         if not self._ready and not farewell.failed:
             self.ready()
-        self.send(frames.Leave(session=self.outcome.session, reason=farewell.reason[: frames.MAX_TEXT_CHARACTERS]))
+        reason = farewell.reason[: frames.MAX_TEXT_CHARACTERS]
+        self.send(frames.Leave(session=self.outcome.session, reason=reason, failed=farewell.failed))
 
     # --- time ------------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ MAX_SEATED = 128
 MAX_REPORT_LINES = 16
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+RoundNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
 Nonce: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Token: TypeAlias = Annotated[bytes, Meta(max_length=16)]
@@ -220,6 +221,8 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     """The token of the member's seat in this session, if it has one: the member comes back on a new connection."""
     age: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 0.0
     """Agents only: seconds since the agent began."""
+    rounds: bool = False
+    """Agents only: whether the agent takes part in the rounds that the host begins."""
     program_port: ProgramPort = 0
     """``mingle-run`` only: a TCP port that is free on the member's machine for its program."""
     mesh_port: ProgramPort = 0
@@ -247,6 +250,7 @@ RefusalReason: TypeAlias = Literal[
     "node rank taken",
     "rank out of range",
     "world size",
+    "version",
     "full",
     "ranks mixed",
     "kind",
@@ -456,6 +460,8 @@ class Leave(Frame, frozen=True, kw_only=True, tag="leave", omit_defaults=True):
 
     session: Identifier
     reason: Text = ""
+    failed: bool = False
+    """Whether the others have lost it: the end of an agent that got no round is not that of the job."""
 
     def __post_init__(self) -> None:
         make_printable(self, "reason")
@@ -495,6 +501,8 @@ class Members(Frame, frozen=True, kw_only=True, tag="members", omit_defaults=Tru
     present: Annotated[tuple[ProcessInfo, ...], Meta(max_length=MAX_PRESENT)] = ()
     left_out: Annotated[tuple[Text, ...], Meta(max_length=MAX_LEFT_OUT)] = ()
     """Which nodes got no seat lately since they and members can't reach each other, for people."""
+    ending: bool = False
+    """Whether an agent has ended the job for all: no round begins any more."""
 
     def __post_init__(self) -> None:
         make_printable(self, "left_out")
@@ -588,14 +596,52 @@ class Pong(Frame, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
     """Whether a member is still trying to reach the store, and no attempt has failed since SEALED."""
 
 
+# --- rounds (agents only) -----------------------------------------------------------------------------------
+
+
+class Next(Frame, frozen=True, kw_only=True, tag="next", omit_defaults=True):
+    """Member to host: my workers are stopped, and I wait for a round.
+
+    The first round that this agent's torchrun got decides its rank: such agents come first, and in that order.
+    """
+
+    generation: Annotated[int, Meta(ge=-1, le=MAX_GENERATION)] = -1
+    """The session of that round; -1: it got none."""
+    number: Annotated[int, Meta(ge=-1, lt=2**31)] = -1
+    """The number of that round in its session."""
+
+
+class Begin(Frame, frozen=True, kw_only=True, tag="begin", omit_defaults=True):
+    """Host to member: a round begins, and you are in it."""
+
+    number: RoundNumber
+    rank: Rank
+    size: WorldSize
+    doubts: Text = ""
+    """What is doubtful in the node ranks that its agents ask for, for people."""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "doubts")
+
+
+class Wanted(Frame, frozen=True, kw_only=True, tag="wanted", omit_defaults=True):
+    """Host to member: another round has to follow this one: stop your workers, and say NEXT."""
+
+    number: RoundNumber
+
+
+class Done(Frame, frozen=True, kw_only=True, tag="done", omit_defaults=True):
+    """Member to host: my workers are done, so that my end, or a newcomer, is no reason for another round."""
+
+
 class Round(Frame, frozen=True, kw_only=True, tag="round", omit_defaults=True):
-    """Member to host, agents only: torch has completed a round; does the session still stand?"""
+    """Member to host: a round has begun; does the session still stand?"""
 
     number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
 class RoundHeld(Frame, frozen=True, kw_only=True, tag="round-held", omit_defaults=True):
-    """Host to member, agents only: it did when you asked, since enough agents have answered a PING sent after that."""
+    """Host to member: it did when you asked, since enough agents have answered a PING sent after that."""
 
     number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
@@ -605,8 +651,9 @@ _Joining: TypeAlias = Join | Joined | Refused | Running | Members
 _Forming: TypeAlias = Confirm | Greet | Confirmed | Sealed | Ack | Go | Void
 _Competing: TypeAlias = Lead | HostSeen | Unreachable
 _Ending: TypeAlias = Ready | Leave | Closed
-_Asking: TypeAlias = Ask | Status | Roster | Ping | Pong | Round | RoundHeld
-AnyFrame: TypeAlias = _Handshake | _Joining | _Forming | _Competing | _Ending | _Asking
+_Asking: TypeAlias = Ask | Status | Roster | Ping | Pong
+_Rounds: TypeAlias = Next | Begin | Wanted | Done | Round | RoundHeld
+AnyFrame: TypeAlias = _Handshake | _Joining | _Forming | _Competing | _Ending | _Asking | _Rounds
 
 
 # --- bytes -------------------------------------------------------------------------------------------------

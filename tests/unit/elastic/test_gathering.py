@@ -31,6 +31,7 @@ from mingle.engine.party import ANSWER_SECONDS, FILES_PER_NODE
 from mingle.errors import DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.network.transport import NothingOpenedError
 from mingle.protocol.explain.observations import NetworkFacts
+from mingle.wire.frames import Begin
 from tests.support.loopback import answers, job_name, longer, until
 from tests.support.ports import free_udp_port
 
@@ -85,7 +86,7 @@ def gather(*several: Gathering) -> list[Gathered]:
 
 
 def host_first(several: list[Gathering]) -> list[Gathering]:
-    return sorted(several, key=lambda agent: agent.state.present is None)
+    return sorted(several, key=lambda agent: agent.stores.server is None)
 
 
 def kill(agent: Gathering) -> None:
@@ -164,7 +165,7 @@ def test_a_thread_that_the_system_refuses_is_an_error_and_leaves_nothing_behind(
     assert not hasattr(alone, "driver")
     if again:
         alone.gather()
-        assert alone.state.present == {alone.member}
+        assert alone.state.gathered is not None
     alone.close("the test is over")
 
 
@@ -179,8 +180,6 @@ def test_agents_gather_and_share_a_store(job: Job) -> None:
     assert host.stores.server is not None
     assert all(other.stores.server is None for other in others)
     assert host.stores.server.port == found[0].formation.store_port
-    until(lambda: host.state.present == {agent.member for agent in several})
-    assert others[0].state.present is None
     assert gather(*several) == found, "asked again, it is the same session"
     assert not any(agent.session_lost.is_set() or agent.state.lost or agent.state.ended for agent in several)
 
@@ -237,6 +236,91 @@ def test_round_is_returned_for_answers_to_what_was_asked_after_it_was_complete(j
     finally:
         goes_on.set()
     assert host.await_round(lambda: False, 30.0)
+
+
+def next_round(*several: Gathering) -> list[Begin | None]:
+    """Let all of them wait for a round at once."""
+    with ThreadPoolExecutor(len(several)) as pool:
+        return list(pool.map(lambda agent: agent.next_round((-1, -1), 30.0), several))
+
+
+def test_agents_begin_rounds_together_and_learn_that_another_one_has_to_follow(job: Job) -> None:
+    several = [job.agent(2, 2) for _ in range(2)]
+    gather(*several)
+    host, other = host_first(several)
+    begun = next_round(*several)
+    assert sorted((each.number, each.rank, each.size) for each in begun if each) == [(0, 0, 2), (0, 1, 2)]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.next_round, (1, 0), 60.0)
+        until(lambda: host.state.round_wanted)
+        mine, others = host.next_round((-1, -1), 60.0), waiting.result(30)
+    assert mine is not None
+    assert others is not None
+    assert [(each.number, each.rank) for each in (others, mine)] == [(1, 0), (1, 1)]
+    assert not any(agent.state.round_wanted for agent in several)
+
+
+def test_a_round_that_does_not_begin_is_not_waited_for_without_end(job: Job) -> None:
+    several = [job.agent(2, 2) for _ in range(2)]
+    gather(*several)
+    with pytest.raises(TimeoutError):
+        several[0].next_round((-1, -1), 0.1)
+
+
+@pytest.mark.parametrize("end", ["killed", "closed", "closed here"])
+def test_a_wait_for_a_round_ends_with_the_session(job: Job, end: str) -> None:
+    several = [job.agent() for _ in range(2)]
+    gather(*several)
+    host, other = host_first(several)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.next_round, (-1, -1), 60.0)
+        until(lambda: other._machine.memory.asked is not None)
+        if end == "killed":
+            kill(host)
+        else:
+            (host if end == "closed" else other).close("the test is over")
+        assert waiting.result(30) is None
+    assert (other.state.lost is not None) is (end == "killed")
+
+
+def test_a_wait_for_a_round_of_a_lost_session_says_nothing_in_the_next_one(job: Job) -> None:
+    several = [job.agent(1, 2) for _ in range(2)]
+    gather(*several)
+    host, other = host_first(several)
+    kill(host)
+    assert other.session_lost.wait(30)
+    gather(job.agent(1, 2))
+    until(lambda: other.state.gathered is not None)
+    assert other.next_round((-1, -1), 30.0) is None
+    assert other._machine.memory.asked is other._machine.memory.round is None
+    gather(other)
+    assert {(each.number, each.size) for each in next_round(other, job.agents[-1]) if each is not None} == {(0, 2)}
+
+
+@pytest.mark.parametrize("part", ["host", "member"])
+def test_an_agent_that_got_no_round_ends_the_job_for_nobody_else(job: Job, part: str) -> None:
+    several = [job.agent() for _ in range(3)]
+    gather(*several)
+    host, *others = host_first(several)
+    leaves = host if part == "host" else others.pop()
+    leaves.close("ended by RendezvousTimeoutError", failed=True)
+    stay = [agent for agent in several if agent is not leaves]
+    if part == "host":
+        assert all(agent.session_lost.wait(30) for agent in stay)
+    gather(*stay)
+    assert {each.size for each in next_round(*stay) if each is not None} == {2}
+    assert not any(agent.state.ending or agent.state.ended for agent in stay)
+
+
+def test_a_member_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
+    several = [job.agent(1, 2) for _ in range(2)]
+    gather(*several)
+    host, other = host_first(several)
+    next_round(*several)
+    other.close("its workers failed")
+    until(lambda: host.state.ending)
+    assert next_round(host) == [None]
+    assert not host.session_lost.is_set(), "the others' workers continue"
 
 
 def test_agent_with_finished_workers_gathers_no_more(job: Job) -> None:
@@ -416,7 +500,6 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
     mine.call(lambda: 1 // 0)
     assert mine.session_lost.wait(30)
     assert "unforeseen ZeroDivisionError" in (mine.state.lost or "")
-    assert mine.state.present is None
     with client:
         client.settimeout(30)
         if part == "host":

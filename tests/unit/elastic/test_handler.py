@@ -23,12 +23,13 @@ from torch.distributed.elastic.rendezvous import (
 
 from mingle.distributed import gloo
 from mingle.elastic import handler as agent_handler
-from mingle.elastic import rounds as agent_rounds
 from mingle.elastic import settings as agent_settings
-from mingle.elastic.handler import AgentHandler, first_line
-from mingle.elastic.rounds import Rounds
-from mingle.errors import DiscoveryTimeoutError
-from tests.support.fixed_gathering import FixedGathering, Place, set_last_call
+from mingle.elastic import worker_store
+from mingle.elastic.handler import NEVER, AgentHandler, first_line
+from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
+from mingle.protocol.machine import Formation
+from mingle.wire.frames import Begin
+from tests.support.fixed_gathering import FixedGathering, Place
 
 SECONDS = 30
 
@@ -43,16 +44,17 @@ def place() -> Iterator[Place]:
 
 
 def make(place: Place, minimum: int = 2, maximum: int = 2, **given: Any) -> tuple[AgentHandler, FixedGathering]:
-    gathering = FixedGathering(place)
+    """Make one of MIN to MAX agents; a round of fewer than MAX waits a second for the others."""
     wanted = agent_settings.resolve(
         {"MINGLE_PROGRESS": "off"},
         run_id="handled",
         endpoint="",
         minimum=minimum,
         maximum=maximum,
-        config={"last_call_timeout": "60", "keep_alive_interval": "1", **given.pop("config", {})},
+        config={"last_call_timeout": "1", **given.pop("config", {})},
         **given,
     )
+    gathering = FixedGathering(place, wanted)
     handler = AgentHandler(wanted, gathering)  # type: ignore[arg-type]
     place.handlers.append(handler)
     return handler, gathering
@@ -97,7 +99,7 @@ def test_two_agents_meet_and_part(place: Place, pool: ThreadPoolExecutor) -> Non
     assert [handler.num_nodes_waiting() for handler in (first, second)] == [0, 0]
     assert not first.is_closed()
     assert first.shutdown()
-    until(second.is_closed)  # torch looks at most once a second
+    assert second.is_closed()
     with pytest.raises(RendezvousClosedError, match="'handled' has been closed by one of its agents"):
         second.next_rendezvous()
     assert second.shutdown()
@@ -112,63 +114,70 @@ def test_each_round_has_a_store_of_its_own(place: Place, pool: ThreadPoolExecuto
     assert not TCPStore(*second, is_master=False, wait_for_workers=False).check(["key"])
 
 
-def test_the_workers_are_told_their_session_and_a_later_one_sorts_after_it(
-    place: Place, pool: ThreadPoolExecutor
-) -> None:
-    handler, _ = make(place, 1, 1)
-    handler.next_rendezvous()
-    first = os.environ["MINGLE_GENERATION"]
-    handler.next_rendezvous()
-    assert os.environ["MINGLE_GENERATION"] == first, "another round of the same session"
-    place.lose()
-    handler.next_rendezvous()
-    assert os.environ["MINGLE_GENERATION"] > first
+def test_the_workers_are_told_their_round_and_a_later_one_sorts_after_it(place: Place) -> None:
+    """A node that was left out of a round of the same session can still have workers of the last one."""
+    handler, gathering = make(place, 1, 1)
+    told = []
+    for session in range(2):
+        for number in range(2):
+            handler.next_rendezvous()
+            told.append(os.environ["MINGLE_GENERATION"])
+            assert told[-1].startswith(f"{session:010d}-{number:06d}-")
+        place.lose()
+    assert told == sorted(told)
+    assert [each.rpartition("-")[2] for each in (told[0], told[2])] == [told[1][-8:], told[3][-8:]]
+    assert told[0][-8:] != told[2][-8:], "sessions that do not know each other can have the same number"
+    assert gathering.asked == [NEVER, (0, 0), (0, 0), (0, 0)]
     handler.shutdown()
     assert "MINGLE_GENERATION" not in os.environ
 
 
+def test_the_name_of_a_round_sorts_after_thousands_of_earlier_ones(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that crashes every minute for a week makes as many."""
+    handler, gathering = make(place, 1, 1)
+    told = []
+    for number in (9_999, 10_000):
+        begun = Begin(number=number, rank=0, size=1)
+        monkeypatch.setattr(gathering, "next_round", lambda *_, begun=begun: begun)
+        handler.next_rendezvous()
+        told.append(os.environ["MINGLE_GENERATION"])
+    assert told == sorted(told)
+
+
 def test_a_survivor_comes_before_a_node_that_joins_after_the_loss_of_the_session(
-    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    place: Place, pool: ThreadPoolExecutor
 ) -> None:
     old, _ = make(place, 1, 2, config={"node_rank": "1"})
-    set_last_call(monkeypatch, 1)
     assert old.next_rendezvous().rank == 0
-    set_last_call(monkeypatch, 60)
     place.lose()
     new, _ = make(place, 1, 2, config={"node_rank": "0"})
     assert [info.rank for info in together(pool, [old, new])] == [0, 1]
 
 
 def test_agents_of_a_new_start_are_in_order(place: Place, pool: ThreadPoolExecutor) -> None:
-    for numbers in (("0", "1"), ("1", "0")):
-        agents = [make(place, config={"node_rank": number})[0] for number in numbers]
-        assert [str(info.rank) for info in together(pool, agents)] == list(numbers)
-        for agent in agents:
-            agent.shutdown()
-        place.lose()
+    agents = [make(place, config={"node_rank": number})[0] for number in ("1", "0")]
+    assert [info.rank for info in together(pool, agents)] == [1, 0]
 
 
-def test_a_round_that_did_not_begin_makes_no_survivor(
-    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_last_call(monkeypatch, 1)
-    early, gathering = make(place, 1, 2, config={"node_rank": "1"})
+def test_a_round_that_did_not_begin_makes_no_survivor(place: Place, pool: ThreadPoolExecutor) -> None:
+    (began, _), (waits, gathering) = (make(place, config={"node_rank": number}) for number in ("1", "0"))
     gathering.held = False
-    waiting = pool.submit(early.next_rendezvous)
-    until(lambda: early._rounds is not None and early._rounds._server is not None)
-    set_last_call(monkeypatch, 60)
+    waiting = pool.submit(waits.next_rendezvous)
+    assert began.next_rendezvous().rank == 1
     place.lose()
-    late, _ = make(place, 1, 2, config={"node_rank": "0"})
     gathering.held = True
-    joined = pool.submit(late.next_rendezvous)
-    assert [waiting.result(SECONDS).rank, joined.result(SECONDS).rank] == [1, 0]
+    assert began.next_rendezvous().rank == 0
+    assert waiting.result(SECONDS).rank == 1
 
 
 def test_a_round_counts_only_while_the_lease_is_valid(place: Place, pool: ThreadPoolExecutor) -> None:
     handler, gathering = make(place, 1, 1)
     gathering.held = False
     waiting = pool.submit(handler.next_rendezvous)
-    until(lambda: handler._rounds is not None and handler._rounds.number == 0 and handler._rounds._server is not None)
+    until(lambda: gathering.state.round is not None)
+    threading.Event().wait(0.2)
     assert not waiting.done()
     # The loss comes first: a lease that is valid for a moment before it would let the first round count.
     place.lose("its lease has ended")
@@ -178,12 +187,41 @@ def test_a_round_counts_only_while_the_lease_is_valid(place: Place, pool: Thread
     assert os.environ["MINGLE_GENERATION"].startswith("0000000001-")
 
 
+def test_a_round_after_which_another_one_has_to_follow_is_not_returned(place: Place, pool: ThreadPoolExecutor) -> None:
+    (_, gathering), (_, lost) = agents = [make(place, 1, 2) for _ in range(2)]
+    gathering.held = lost.held = False
+    waiting = [pool.submit(handler.next_rendezvous) for handler, _ in agents]
+    until(lambda: gathering.state.round is not None)
+    place.lose_node(lost)
+    gathering.held = True
+    assert waiting[0].result(SECONDS).world_size == 1
+    assert gathering.asked == [NEVER, NEVER], "it has said NEXT again"
+    assert gathering.gathered == 1, "in the same session"
+    lost.held = True
+    place.end()
+    assert isinstance(waiting[1].exception(SECONDS), RendezvousClosedError)
+
+
 def test_a_job_that_an_agent_has_ended_begins_no_round(place: Place) -> None:
-    handler, gathering = make(place, 1, 1)
+    handler, _ = make(place, 1, 1)
     handler.next_rendezvous()
-    gathering.ending = True
+    place.ending()
+    assert handler.num_nodes_waiting() == 0
     with pytest.raises(RendezvousClosedError, match="closed by one of its agents"):
         handler.next_rendezvous()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_job_that_an_agent_ends_while_a_round_forms_begins_none(
+    place: Place, pool: ThreadPoolExecutor, begun: bool
+) -> None:
+    handler, gathering = make(place, 1, 1) if begun else make(place)
+    gathering.held = False
+    forming = pool.submit(handler.next_rendezvous)
+    until(lambda: gathering.state.round is not None if begun else bool(gathering.asked))
+    place.ending()
+    with pytest.raises(RendezvousClosedError, match="closed by one of its agents"):
+        forming.result(SECONDS)
 
 
 def test_the_workers_inherit_the_interface_unless_the_user_chose(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,40 +263,47 @@ def test_a_local_address_of_the_users_wins(place: Place) -> None:
     TCPStore(address, port, is_master=False, wait_for_workers=False)
 
 
-def test_a_node_that_comes_late_is_waited_for(
-    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_comes_late_is_taken_into_another_round(place: Place, pool: ThreadPoolExecutor) -> None:
     handlers = [make(place, 1, 2)[0] for _ in range(2)]
-    set_last_call(monkeypatch, 1)
     assert handlers[0].next_rendezvous().world_size == 1
-    set_last_call(monkeypatch, 60)
     late = pool.submit(handlers[1].next_rendezvous)
     until(lambda: handlers[0].num_nodes_waiting() == 1)
     assert handlers[0].next_rendezvous().world_size == 2
     assert late.result(SECONDS).world_size == 2
 
 
-def test_a_node_that_vanishes_makes_a_new_round_necessary(
-    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_vanishes_makes_a_new_round_necessary(place: Place, pool: ThreadPoolExecutor) -> None:
     """With torch alone the others' workers would wait in a collective until that times out."""
-    (first, gathering), (second, lost) = make(place, 1, 2), make(place, 1, 2)
+    (first, _), (second, lost) = make(place, 1, 2), make(place, 1, 2)
     together(pool, [first, second])
-    gathering.absent.add(lost.member)
-    until(lambda: first.num_nodes_waiting() == 1)
-    set_last_call(monkeypatch, 1)
+    place.lose_node(lost)
+    assert first.num_nodes_waiting() == 1
     assert first.next_rendezvous().world_size == 1
+    assert first.num_nodes_waiting() == 0
 
 
 def test_a_node_that_ends_for_good_restarts_nobody(place: Place, pool: ThreadPoolExecutor) -> None:
-    handlers = [make(place, 1, 2)[0] for _ in range(2)]
-    together(pool, handlers)
-    handlers[1].shutdown()
-    rounds = handlers[0]._rounds
-    assert rounds is not None
-    until(lambda: rounds.closed)
-    threading.Event().wait(4)  # by now its last heartbeat is too old
+    handlers, gatherings = zip(*(make(place, 1, 2) for _ in range(2)), strict=True)
+    together(pool, list(handlers))
+    assert handlers[1].shutdown()
+    assert (gatherings[1].closed, gatherings[1].failed) == ("closed", False)
     assert handlers[0].num_nodes_waiting() == 0
+    assert handlers[0].is_closed()
+
+
+def test_a_node_that_ends_before_its_first_round_ends_the_job_for_nobody(
+    place: Place, pool: ThreadPoolExecutor
+) -> None:
+    (handler, _), (newcomer, gathering) = make(place, 1, 2), make(place, 1, 2)
+    handler.next_rendezvous()
+    waiting = pool.submit(newcomer.next_rendezvous)
+    until(lambda: handler.num_nodes_waiting() == 1)
+    assert newcomer.shutdown()
+    assert (gathering.closed, gathering.failed) == ("closed", True)
+    assert not handler.is_closed()
+    assert handler.next_rendezvous().world_size == 1
+    place.lose()
+    assert isinstance(waiting.exception(SECONDS), RendezvousClosedError)
 
 
 def test_the_loss_of_the_store_is_survived(place: Place, pool: ThreadPoolExecutor) -> None:
@@ -295,9 +340,9 @@ def test_the_store_is_lost_while_roles_are_exchanged(place: Place, pool: ThreadP
 
 
 def test_a_node_vanishes_while_roles_are_exchanged(place: Place, pool: ThreadPoolExecutor) -> None:
-    (first, gathering), (second, lost) = make(place, 1, 2), make(place, 1, 2)
+    (first, _), (second, lost) = make(place, 1, 2), make(place, 1, 2)
     info = together(pool, [first, second])[0]
-    gathering.absent.add(lost.member)
+    place.lose_node(lost)
     info.store.set(agent_handler.ROLE + str(info.rank), ROLE)
     assert json.loads(info.store.get(agent_handler.RANKS + str(info.rank))) == [2 * info.rank, 4] * 2
     assert first.num_nodes_waiting() == 1
@@ -312,8 +357,8 @@ def test_a_job_that_ends_while_roles_are_exchanged_has_ended(place: Place, pool:
 
 
 def test_store_that_fails_a_moment_before_the_gathering_notices_is_lost(place: Place) -> None:
-    handler, _ = make(place)
-    place.open()
+    handler, gathering = make(place)
+    gathering.gather()
     loss = threading.Timer(0.1, place.lose)
     loss.start()
     assert handler.is_lost()
@@ -323,8 +368,7 @@ def test_store_that_fails_a_moment_before_the_gathering_notices_is_lost(place: P
 def test_the_store_is_lost_while_a_round_forms(place: Place, pool: ThreadPoolExecutor) -> None:
     first, gathering = make(place)
     forming = pool.submit(first.next_rendezvous)
-    until(lambda: gathering.gathered == 1)
-    threading.Event().wait(0.5)
+    until(lambda: bool(gathering.asked))
     assert not forming.done()
     place.lose()
     second, _ = make(place)
@@ -333,15 +377,10 @@ def test_the_store_is_lost_while_a_round_forms(place: Place, pool: ThreadPoolExe
     assert gathering.gathered == 2
 
 
-def test_an_end_on_purpose_restarts_nobody_and_starts_no_round(
-    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_rounds, "MONITOR_SECONDS", 0.05)
-    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
+def test_an_end_on_purpose_restarts_nobody_and_starts_no_round(place: Place, pool: ThreadPoolExecutor) -> None:
     handlers = [make(place)[0] for _ in range(2)]
     together(pool, handlers)
     place.end("node-1 has finished")
-    threading.Event().wait(0.5)  # by now the store has been gone for longer than a host may be silent
     assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
     with pytest.raises(RendezvousClosedError, match="'handled' has ended: node-1 has finished"):
         handlers[0].next_rendezvous()
@@ -350,8 +389,8 @@ def test_an_end_on_purpose_restarts_nobody_and_starts_no_round(
 
 
 def test_workers_with_stand_in_ranks_do_not_outlive_the_job(place: Place) -> None:
-    handler, _ = make(place)
-    handler._present_rounds()
+    handler, _ = make(place, 1, 1)
+    handler.next_rendezvous()
     handler.void_round()
     place.end("node-1 has finished")
     assert handler.num_nodes_waiting() == 1
@@ -369,9 +408,8 @@ def test_an_end_on_purpose_while_a_round_forms(place: Place, pool: ThreadPoolExe
 
 
 def test_too_few_nodes_are_a_timeout_that_says_who_was_there() -> None:
-    place = Place()
     wanted = agent_settings.resolve({}, run_id="few", endpoint="", minimum=2, maximum=2)
-    handler = AgentHandler(wanted, FixedGathering(place, timeout=True))  # type: ignore[arg-type]
+    handler = AgentHandler(wanted, FixedGathering(Place(), wanted, timeout=True))  # type: ignore[arg-type]
     with pytest.raises(RendezvousTimeoutError, match="1 of 2 nodes") as error:
         handler.next_rendezvous()
     assert isinstance(error.value.__context__, DiscoveryTimeoutError)
@@ -381,6 +419,32 @@ def test_too_few_nodes_are_a_timeout_that_says_who_was_there() -> None:
     assert handler.shutdown()
 
 
+def test_a_round_that_does_not_begin_in_time_is_a_timeout(place: Place) -> None:
+    handler, _ = make(place, 1, 3, config={"join_timeout": "1"})
+    with pytest.raises(RendezvousTimeoutError, match="no round of the job began within 1 s") as error:
+        handler.next_rendezvous()
+    assert "fewer than 2 nodes are there" in str(error.value), "MIN is less, and they could not keep the session"
+
+
+def test_a_round_that_too_few_nodes_answer_is_a_timeout(place: Place) -> None:
+    handler, gathering = make(place, 1, 1, config={"join_timeout": "1"})
+    gathering.held = False
+    with pytest.raises(RendezvousTimeoutError, match="a round was complete, and too few nodes answered within 2 s"):
+        handler.next_rendezvous()
+
+
+def test_a_failure_of_the_gathering_is_an_error_that_says_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, gathering = make(place, 1, 1)
+
+    def fail(_first: tuple[int, int], _seconds: float) -> None:
+        raise MingleError.explain("its loop has failed", cause="a bug", remedy="report it")
+
+    monkeypatch.setattr(gathering, "next_round", fail)
+    with pytest.raises(RendezvousError, match="its loop has failed") as error:
+        handler.next_rendezvous()
+    assert error.value.__cause__ is None, "torchrun would print the same message twice"
+
+
 def test_a_handler_that_is_closed_before_it_gathered_starts_nothing(place: Place) -> None:
     handler, gathering = make(place)
     handler.set_closed()
@@ -388,34 +452,6 @@ def test_a_handler_that_is_closed_before_it_gathered_starts_nothing(place: Place
     with pytest.raises(RendezvousClosedError):
         handler.next_rendezvous()
     assert gathering.gathered == 0
-
-
-def test_closing_reaches_the_others(place: Place, pool: ThreadPoolExecutor) -> None:
-    handlers = [make(place)[0] for _ in range(2)]
-    together(pool, handlers)
-    handlers[0].set_closed()
-    until(handlers[1].is_closed)
-
-
-def test_a_store_that_fails_while_its_host_lives_is_an_error(
-    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.5)
-    handlers = [make(place)[0] for _ in range(2)]
-    together(pool, handlers)
-    place.close()  # and nobody says so
-
-    def raises() -> bool:
-        try:
-            return handlers[0].num_nodes_waiting() < 0
-        except RendezvousError:
-            return True
-
-    until(raises)
-    with pytest.raises(RendezvousConnectionError):
-        handlers[0].next_rendezvous()
-    for handler in handlers:
-        assert not handler.shutdown()
 
 
 def test_the_reason_of_an_end_reaches_the_gathering(place: Place) -> None:
@@ -450,111 +486,118 @@ def test_the_exit_barrier_ends_with_the_gathering(place: Place, pool: ThreadPool
         waiting.result(30)
 
 
-def test_waiting_in_the_exit_barrier_stops_no_heartbeat(place: Place, pool: ThreadPoolExecutor) -> None:
-    from torch.distributed.elastic.utils.store import barrier
+def test_stores_that_fail_while_their_host_lives_are_an_error(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agent_handler, "LOSS_SECONDS", 0.1)
+    handler, gathering = make(place, 1, 1)
+    handler.next_rendezvous()
+    place.close()  # and nobody says so
+    with pytest.raises(RendezvousConnectionError, match="the agents' store can't be reached"):
+        handler.next_rendezvous()
+    assert len(gathering.asked) == 1 + agent_handler.BROKEN_ROUNDS
+    said = [record.getMessage() for record in caplog.records if "joining the next one" in record.getMessage()]
+    assert len(said) == agent_handler.BROKEN_ROUNDS - 1
 
-    handlers = [make(place)[0] for _ in range(2)]
-    infos = together(pool, handlers)
-    early = pool.submit(barrier, infos[0].store, 2, "torchelastic/agent/terminal_state", 60)
-    threading.Event().wait(4)  # three heartbeats, one second apart, would have been missed
-    assert handlers[1].num_nodes_waiting() == 0
-    barrier(infos[1].store, 2, "torchelastic/agent/terminal_state", 60)
-    early.result(30)
+
+class BrokenStores:
+    """Has the stores of the first rounds fail; notes the session of each attempt, counted from 1."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, gathering: FixedGathering, *failures: Callable[[], Exception]
+    ) -> None:
+        self.attempts: list[int] = []
+        self._failures = list(failures)
+        self._gathering = gathering
+        self._meet = worker_store.meet
+        monkeypatch.setattr(agent_handler, "LOSS_SECONDS", 0.1)
+        monkeypatch.setattr(worker_store, "meet", self.meet)
+
+    def meet(self, *arguments: Any, **options: Any) -> worker_store.Stores:
+        self.attempts.append(self._gathering.gathered)
+        if self._failures:
+            failure = self._failures.pop(0)()
+            raise failure
+        return self._meet(*arguments, **options)
+
+
+def broken() -> Exception:
+    return RuntimeError("wait timeout\nC++ frames")
 
 
 def test_a_round_that_loses_its_agent_zero_is_tried_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handler, _ = make(place, 1, 1)
-    real, failures = Rounds.next, [RuntimeError("wait timeout\nC++ frames")] * 2
-
-    def join(rounds: Rounds) -> RendezvousInfo:
-        if failures:
-            raise failures.pop()
-        return real(rounds)
-
-    monkeypatch.setattr(Rounds, "next", join)
+    handler, gathering = make(place, 1, 1)
+    stores = BrokenStores(monkeypatch, gathering, broken, lambda: RendezvousConnectionError("reset"))
     assert handler.next_rendezvous().world_size == 1
+    assert stores.attempts == [1, 1, 1]
     assert "joining the next one: wait timeout" in caplog.text
+    assert "joining the next one: reset" in caplog.text
     assert "C++" not in caplog.text
 
 
-def test_a_round_that_breaks_again_and_again_is_an_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
-    handler, _ = make(place, 1, 1)
-    attempts: list[int] = []
-
-    def join(rounds: Rounds) -> RendezvousInfo:
-        attempts.append(1)
-        raise RuntimeError("wait timeout")
-
-    monkeypatch.setattr(Rounds, "next", join)
-    with pytest.raises(RuntimeError, match="wait timeout"):
-        handler.next_rendezvous()
-    assert len(attempts) == agent_handler.BROKEN_ROUNDS
-
-
-@pytest.mark.parametrize("failures", [1, 2])
-def test_broken_connection_to_the_store_is_opened_anew_once(
-    place: Place, monkeypatch: pytest.MonkeyPatch, failures: int
-) -> None:
-    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
-    handler, _ = make(place, 1, 1)
-    real, attempts = Rounds.next, list[int]()
-
-    def join(rounds: Rounds) -> RendezvousInfo:
-        attempts.append(1)
-        if len(attempts) <= failures:
-            raise RendezvousConnectionError("reset")
-        return real(rounds)
-
-    monkeypatch.setattr(Rounds, "next", join)
-    if failures == 1:
-        assert handler.next_rendezvous().world_size == 1
-    else:
-        with pytest.raises(RendezvousConnectionError, match="reset"):
-            handler.next_rendezvous()
-    assert len(attempts) == 2
-
-
-@pytest.mark.parametrize("kind", [RendezvousConnectionError, RuntimeError])
-def test_lost_session_is_no_broken_connection(
-    place: Place, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
-) -> None:
-    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
-    handler, gathering = make(place, 1, 1)
-    real, attempts = Rounds.next, list[int]()
-
-    def join(rounds: Rounds) -> RendezvousInfo:
-        attempts.append(gathering.gathered)
-        if len(attempts) == 1:
-            place.lose()
-            raise kind("reset")
-        if len(attempts) == 2:
-            raise RendezvousConnectionError("reset")
-        return real(rounds)
-
-    monkeypatch.setattr(Rounds, "next", join)
-    assert handler.next_rendezvous().world_size == 1
-    assert attempts == [1, 2, 2], "the second session has its own second try"
-
-
 def test_rounds_that_broke_in_an_earlier_session_do_not_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
+    def lost() -> Exception:
+        place.lose()
+        return RendezvousConnectionError("reset")
+
     handler, gathering = make(place, 1, 1)
-    real, attempts = Rounds.next, list[int]()
-
-    def join(rounds: Rounds) -> RendezvousInfo:
-        attempts.append(gathering.gathered)
-        if len(attempts) == agent_handler.BROKEN_ROUNDS:
-            place.lose()
-        if len(attempts) < 2 * agent_handler.BROKEN_ROUNDS:
-            raise RuntimeError("wait timeout")
-        return real(rounds)
-
-    monkeypatch.setattr(Rounds, "next", join)
+    stores = BrokenStores(monkeypatch, gathering, broken, broken, lost, broken, broken)
     assert handler.next_rendezvous().world_size == 1
-    assert attempts == [1, 1, 1, 2, 2, 2]
+    assert stores.attempts == [1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("lost", ["session", "node"])
+def test_a_workers_store_that_agent_zero_never_opens_is_given_up_with_the_round(
+    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    real, entered, ends = worker_store.meet, threading.Event(), threading.Event()
+
+    def meet(formation: Formation, begun: Begin, **options: Any) -> worker_store.Stores:
+        if begun.rank == 0 and not entered.is_set():
+            entered.set()
+            ends.wait(SECONDS)
+        return real(formation, begun, **options)
+
+    (handler, gathering), (other, gone) = make(place, 1, 2), make(place, 1, 2)
+    together(pool, [handler, other])
+    monkeypatch.setattr(worker_store, "meet", meet)
+    waiting = [pool.submit(each.next_rendezvous) for each in (other, handler)]
+    assert entered.wait(SECONDS)
+    if lost == "session":
+        place.lose()
+        assert {each.result(SECONDS).world_size for each in waiting} == {2}
+    else:
+        place.lose_node(gone)
+        assert waiting[1].result(SECONDS).world_size == 1
+    assert gathering.gathered == (2 if lost == "session" else 1)
+    place.end()
+    ends.set()
+
+
+def test_a_workers_store_that_cannot_be_opened_is_an_error_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken() -> Exception:
+        return ConfigurationError.explain("port 29400 is taken", cause="another process", remedy="stop it")
+
+    handler, gathering = make(place, 1, 1)
+    stores = BrokenStores(monkeypatch, gathering, taken)
+    with pytest.raises(RendezvousError, match="port 29400 is taken"):
+        handler.next_rendezvous()
+    assert stores.attempts == [1]
+
+
+def test_doubtful_node_ranks_are_pointed_out_once(
+    place: Place, pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    agents = [make(place, config=config)[0] for config in ({"node_rank": "0"}, {})]
+    for _ in range(2):
+        assert [info.rank for info in together(pool, agents)] == [0, 1]
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 2, "by each agent"
+    assert all(text.startswith("job handled: some nodes ask for a node rank") for text in said)
 
 
 def test_the_first_line_of_an_error() -> None:

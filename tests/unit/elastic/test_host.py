@@ -118,6 +118,73 @@ def test_a_job_that_an_agent_has_ended_keeps_its_store_and_begins_no_round(gathe
     assert process.agent.hold.until == float("-inf")
 
 
+def test_the_end_of_a_job_ends_the_wait_of_a_newcomer_for_a_round() -> None:
+    gathering = AgentGathering(7, (1, 5))
+    process, host, others = started(gathering, 3)
+    assert gathering.world.run(30.0, until=lambda: gathering.in_one_round([process, *others]))
+    late = gathering.start("m9")
+    gathering.run_until_together([process, *others, late], 10.0)
+    gathering.world.run(0.1)
+    due = host.rounds.due
+    assert due is not None
+    others[0].close()
+    gathering.world.run(0.1)
+    assert host.quorum.ending
+    gathering.world.run(due + 10.0 - gathering.world.now)
+    assert late.workers is None
+    assert all(each.workers is not None for each in (process, others[1])), "their workers go on to their end"
+
+
+def test_after_the_end_of_a_job_no_agent_looks_for_another_session(gathering: AgentGathering) -> None:
+    process, _, others = started(gathering)
+    others[0].close()
+    gathering.world.run(0.5)
+    assert all(each.agent.memory.ending for each in (process, *others[1:]))
+    process.kill()
+    gathering.world.run(20.0)
+    for each in others[1:]:
+        assert each.agent.lost is not None
+        assert each.agent.part is None, "its workers go on to their end"
+
+
+@pytest.mark.parametrize("who", ["host", "member"])
+def test_a_worker_that_fails_while_its_agent_has_not_heard_of_the_end_of_the_job(
+    gathering: AgentGathering, who: str
+) -> None:
+    process, host, others = started(gathering)
+    assert gathering.world.run(30.0, until=lambda: gathering.in_one_round([process, *others]))
+    others[0].close()
+    assert gathering.world.run(1.0, until=lambda: host.quorum.ending)
+    failed = process if who == "host" else others[1]
+    failed._event(lambda: failed.agent.next_round(failed.first, failed.now))
+    gathering.world.run(LEASE_SECONDS)
+    assert process.hosted is host
+    assert not any(each.agent.memory.round_wanted for each in (process, *others[1:]))
+
+
+@pytest.mark.parametrize("who", ["host", "member"])
+def test_an_agent_that_got_no_round_is_lost_and_ends_no_job(gathering: AgentGathering, who: str) -> None:
+    process, host, others = started(gathering)
+    leaves, *stay = (process, *others) if who == "host" else (*others, process)
+    leaves._event(lambda: leaves.agent.close("ended by RendezvousTimeoutError", failed=True))
+    leaves.alive = False
+    assert gathering.world.run(60.0, until=lambda: gathering.in_one_round(stay))
+    assert not any(each.agent.memory.ending or each.agent.ended for each in stay)
+    assert (process.hosted is host) is (who == "member")
+
+
+def test_an_agent_that_knows_no_rounds_gets_no_seat(gathering: AgentGathering) -> None:
+    _, host, others = started(gathering, 3)
+    member = others[0].identity.member
+    seat = host.registrar.seats[member]
+    older = replace(seat.applicant, rounds=False, versions={"mingle": "0.9"})
+    assert host.quorum.misfit(seat.applicant, assigned=True) is None
+    assert host.quorum.misfit(older, assigned=True) == (
+        "version",
+        "the newcomer has mingle 0.9, the host unknown, which begins the rounds itself",
+    )
+
+
 def test_an_answer_counts_on_the_connection_of_the_seat_only(gathering: AgentGathering) -> None:
     _, host, others = started(gathering)
     member = others[0].identity.member

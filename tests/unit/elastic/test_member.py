@@ -27,6 +27,7 @@ from mingle.wire.frames import (
     Join,
     Joined,
     Members,
+    Next,
     Refused,
     Round,
     RoundHeld,
@@ -301,6 +302,21 @@ def test_host_that_gives_its_session_up_sets_its_members_free() -> None:
     alone.hear(conn, 3.0, Closed(session=SESSION, reason="it is alone", regather=True))
     assert member.lost_because == "it is alone"
     assert not memory.binding.holds(3.0)
+
+
+def test_an_agent_says_that_it_knows_rounds_and_asks_for_the_first_one_only_after_go(
+    gathering: AgentGathering, host: AgentProcess, joined: AgentProcess
+) -> None:
+    process = gathering.start("m2")
+    gathering.world.run(2.0, until=lambda: process.core is not None)
+    assert application(process).rounds
+    process._event(lambda: process.agent.next_round((-1, -1), process.now))
+    assert process.agent.memory.asked is None, "it is in no session"
+    assert gathering.world.run(60.0, until=lambda: gathering.in_one_round([host, joined]))
+    joined._event(lambda: joined.agent.next_round((5, 0), joined.now))
+    assert joined.agent.memory.round is None
+    assert joined.agent.memory.asked == Next(generation=5, number=0)
+    assert gathering.world.run(5.0, until=lambda: host.agent.memory.round_wanted), "the host has heard it"
 
 
 def test_only_the_answer_to_its_own_question_proves_a_round() -> None:

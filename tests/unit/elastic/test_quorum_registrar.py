@@ -36,6 +36,7 @@ def application(letter: str, **more: Any) -> frames.Join:
         "node": letter,
         "kind": "agents",
         "age": 60.0,
+        "rounds": True,
         "who": frames.ProcessInfo(hostname=f"node-{letter}", pid=ord(letter), address=address, unit="node"),
         "paths": (frames.Path(host_address=HOST_ADDRESS, local_address=address, interface="eth0"),),
     }

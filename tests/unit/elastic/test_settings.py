@@ -236,17 +236,3 @@ def test_a_value_that_can_not_be_used_is_named_by_its_key(key: str, value: str) 
 
 def test_interfaces_of_the_configuration_are_named_by_it() -> None:
     assert resolve(config={"interface": "eth7"}).settings.interfaces_from == "--rdzv-conf interface"
-
-
-@pytest.mark.parametrize(("interval", "attempts", "least"), [(1, 2, 3), (5, 1, 2), (1, 1, 3), (None, 1, 2)])
-def test_a_node_is_not_called_dead_at_its_first_late_heartbeat(interval: int | None, attempts: int, least: int) -> None:
-    config = {"keep_alive_interval": interval, "keep_alive_max_attempt": attempts}
-    with pytest.raises(ConfigurationError, match=f"give keep_alive_max_attempt={least} or more") as error:
-        resolve(config=config)
-    assert f"keep_alive_interval={interval or 5} and keep_alive_max_attempt={attempts}" in error.value.observation
-    assert f"a heartbeat comes every {interval or 5} s" in str(error.value)
-
-
-@pytest.mark.parametrize(("interval", "attempts"), [(1, 3), (1, 4), (2, 2), (2, 3), (5, 2), (5, 3), (20, None)])
-def test_keep_alive_values_with_room_for_a_late_heartbeat_are_accepted(interval: int, attempts: int | None) -> None:
-    assert resolve(config={"keep_alive_interval": interval, "keep_alive_max_attempt": attempts})

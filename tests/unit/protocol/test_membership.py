@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from mingle.protocol.events import Disconnected, StoreProved, TimerDue
 from mingle.protocol.member import Attached, Away, Detached, Joiner, Joining
@@ -290,7 +291,7 @@ def test_good_bye_of_a_member_that_is_not_ready_says_ready_unless_it_failed() ->
     unready.membership.leave("done", 2.0)
     failed.membership.leave("done", 2.0, failed=True)
     assert ready.said() == unready.said() == [READY, LEAVE]
-    assert failed.said() == [LEAVE]
+    assert failed.said() == [structs.replace(LEAVE, failed=True)]
 
 
 def test_long_reason_fits_into_the_good_bye() -> None:

@@ -38,6 +38,7 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
         ),
         "rank out of range": (f"the ranks don't fit the {size}", f"give ranks 0 … {size} - 1."),
         "world size": (f"the {unit}s were started with different {size}s", f"start every {unit} with the same {size}."),
+        "version": ("the nodes have different versions of mingle", "install the same version on every node."),
         "ranks mixed": (
             "some processes were given a rank and some were not",
             "give every process a rank, or none of them.",
