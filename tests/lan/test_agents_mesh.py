@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import pytest
@@ -11,9 +12,11 @@ from mingle.errors import ConnectivityError
 from mingle.protocol.election import Elector
 from mingle.protocol.member import LEFT_OUT_SECONDS
 from mingle.protocol.participant import TryingPaths
+from mingle.protocol.session.network_choice import NetworkChoice
 from tests.lan.agents import TIMEOUT_SECONDS, AgentGathering, AgentProcess
 from tests.lan.meshes import AgentMeshInvariants, AgentMeshSchedule
 from tests.lan.network import Barrier
+from tests.lan.planting import Rule, always, expect_found
 from tests.lan.process import Process
 from tests.lan.seeds import failures
 from tests.lan.strikes import mark
@@ -225,6 +228,13 @@ def test_a_latecomer_that_was_overtaken_by_one_that_it_does_not_reach_gets_no_se
     gathering.world.run(10.0)
     assert slow.outcome is None
     assert any("this node gets no place" in notice and "quick" in notice for notice in slow.notices)
+
+
+def test_a_mistake_about_pairs_of_latecomers_is_found() -> None:
+    overtaken = functools.partial(test_a_latecomer_that_was_overtaken_by_one_that_it_does_not_reach_gets_no_seat, 0)
+    overtaken()
+    mistake = Rule(NetworkChoice, "lacks_members", always(False))
+    expect_found("admit_a_latecomer_that_lacks_a_member", mistake, run=overtaken)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

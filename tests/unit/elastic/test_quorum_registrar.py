@@ -674,9 +674,9 @@ def test_in_a_running_session_only_the_end_of_its_lease_takes_a_node_rank_from_a
     registry.registrar.seats[member("B")].applicant = registry.wish("B", order=CLAIM)
     newcomer = registry.join("D", order=CLAIM)
     registry.wait(LEASE_SECONDS - 0.1)
-    assert registry.registrar.seats.find(member("D")) is None
+    assert member("D") not in registry.registrar.seats
     registry.registrar.lost(1, registry.now, "it has not answered for too long")
-    assert registry.registrar.seats.find(member("D")) is not None
+    assert member("D") in registry.registrar.seats
     assert not refusals(registry, newcomer)
 
 

@@ -183,8 +183,9 @@ class Registrar:
             case "it comes back":
                 self._come_back(self.seats[member], conn, applicant, now)
             case "it joins anew":
-                if (old := self.seats[member].conn) is not None:
-                    self._drop(old, "it came back on another connection", now)
+                old = self.seats[member].conn
+                assert old is not None
+                self._drop(old, "it came back on another connection", now)
                 self.join(conn, member, applicant, now)
 
     def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:

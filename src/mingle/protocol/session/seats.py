@@ -220,10 +220,6 @@ class Seats(dict[bytes, Seated]):
         """Return the seat of the process on a connection."""
         return self.get(self._conns.get(conn, b""))
 
-    def find(self, member: bytes) -> Seated | None:
-        """Return the seat of a process."""
-        return self.get(member)
-
     def holder(self, rank: int | None) -> Seated | None:
         """Return the member that holds a given rank."""
         return None if rank is None or rank not in self._ranks else self[self._ranks[rank]]
