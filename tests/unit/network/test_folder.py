@@ -202,33 +202,26 @@ def run(seconds: float, *processes: Process) -> None:
 # --- hearing of a host --------------------------------------------------------------------------------------------
 
 
-def test_a_seeker_finds_a_host_that_was_there_in_its_first_turn() -> None:
+@pytest.mark.parametrize(
+    ("first", "seconds", "lag", "within"),
+    [
+        pytest.param("host", 5.0, 0.0, 0.1, id="that was there, in the first turn"),
+        # The seeker's own new names make each of its first listings a true one.
+        *(pytest.param("seeker", 0.5, lag, 3.0, id=f"in listings that are {lag:g} s late") for lag in (0, 3, 30, 60)),
+        pytest.param("seeker", 300.0, 60.0, 25.0, id="after minutes, when the seeker renews its sign"),
+    ],
+)
+def test_a_host_is_found_although_directories_are_cached(first: str, seconds: float, lag: float, within: float) -> None:
     shared = Shared()
-    host = Process(Client(shared), 1, host=True)
-    run(5.0, host)
-    seeker = Process(Client(shared), 2)
-    run(0.1, host, seeker)
-    assert host.member in seeker.found_at
-
-
-@pytest.mark.parametrize("lag", [0.0, 3.0, 30.0, 60.0])
-def test_a_host_that_comes_later_is_found_although_directories_are_cached(lag: float) -> None:
-    shared = Shared()
-    seeker = Process(Client(shared, lag=lag), 2)
-    run(0.5, seeker)
-    host = Process(Client(shared, lag=lag), 1, host=True)
-    run(20.0, seeker, host)
-    # Its own new names make each of the first listings a true one.
-    assert seeker.found_at[host.member] < 1000.5 + 3.0
-
-
-def test_a_host_that_comes_after_minutes_is_found_when_the_seeker_renews_its_sign() -> None:
-    shared = Shared()
-    seeker = Process(Client(shared, lag=60.0), 2)
-    run(300.0, seeker)
-    host = Process(Client(shared, lag=60.0), 1, host=True)
-    run(30.0, seeker, host)
-    assert seeker.found_at[host.member] < 1300.0 + 25.0
+    made = {}
+    for role in ("host", "seeker") if first == "host" else ("seeker", "host"):
+        made[role] = Process(Client(shared, lag=lag), 1 if role == "host" else 2, host=role == "host")
+        if role == first:
+            run(seconds, made[role])
+    met = shared.now
+    run(30.0, *made.values())
+    assert made["seeker"].found_at[made["host"].member] <= met + within
+    assert not made["host"].client.reads, "no process reads its own object"
 
 
 def test_an_object_without_content_is_read_again_and_one_with_content_never() -> None:
@@ -240,13 +233,6 @@ def test_an_object_without_content_is_read_again_and_one_with_content_never() ->
     # The host's name changes some seven times in a minute. Each is read until it decodes.
     assert max(seeker.client.reads.values()) <= 6
     assert not [name for name in seeker.client.reads if name.startswith("s-")]
-
-
-def test_no_process_reads_its_own_object() -> None:
-    shared = Shared()
-    host = Process(Client(shared), 1, host=True)
-    run(60.0, host)
-    assert not host.client.reads
 
 
 # --- the election ----------------------------------------------------------------------------------------------------
@@ -271,10 +257,12 @@ def test_a_host_is_found_in_listings_that_are_a_minute_late() -> None:
     assert len(shared.objects) <= 14
 
 
-def test_only_a_lower_living_sign_delays() -> None:
+@pytest.mark.parametrize("behind", [0.0, LIVE_SECONDS + 60])
+def test_only_a_lower_living_sign_delays_whatever_clock_stamps_it(behind: float) -> None:
     shared = Shared()
-    lower, higher = Process(Client(shared), 1), Process(Client(shared), 2)
-    run(2.0, lower, higher)
+    higher, lower = Process(Client(shared), 2), Process(Client(shared, behind=behind), 1)
+    run(2.0, higher)
+    run(2.0, higher, lower)
     assert higher.reports[-1].lower
     assert not lower.reports[-1].lower
     run(30.0, higher)  # the lower one was killed
@@ -365,15 +353,6 @@ def test_a_host_is_found_whose_own_clock_stamps_its_objects_and_is_behind(first:
     assert not shared.objects.keys() & set(listed), "and it is renewed as ever"
 
 
-@pytest.mark.parametrize("behind", [0.0, LIVE_SECONDS + 60])
-def test_a_lower_sign_delays_whose_own_clock_stamps_it(behind: float) -> None:
-    shared = Shared()
-    higher, lower = Process(Client(shared), 2), Process(Client(shared, behind=behind), 1)
-    run(2.0, higher)
-    run(2.0, higher, lower)
-    assert higher.reports[-1].lower
-
-
 def test_old_objects_stay_old_for_a_process_that_has_not_looked_for_long() -> None:
     """It has a session and loses it: what came meanwhile is as old as the storage says."""
     shared = Shared()
@@ -417,6 +396,11 @@ def test_failed_deletion_is_repeated() -> None:
     host.client.failing = "delete"
     run(20.0, host)
     assert len(shared.objects) > 1
+    host.client.failing = "write delete"
+    run(20.0, host)
+    problem = host.reports[-1].problem
+    assert problem is not None
+    assert problem.what == "write failed", "without it there would be nothing to delete"
     host.client.failing = ""
     run(2.0, host)
     assert len(shared.objects) == 1
@@ -460,19 +444,6 @@ def test_a_failure_is_reported_and_tried_again(operation: str) -> None:
     run(2.0, host, seeker)
     assert seeker.reports[-1].problem is None
     assert host.member in seeker.found_at
-
-
-def test_of_two_failures_the_first_is_reported() -> None:
-    shared = Shared()
-    host = Process(Client(shared), 2, host=True)
-    run(0.5, host)
-    host.client.failing = "delete"
-    run(20.0, host)
-    host.client.failing = "write delete"
-    run(20.0, host)
-    problem = host.reports[-1].problem
-    assert problem is not None
-    assert problem.what == "write failed", "without it there would be nothing to delete"
 
 
 def test_others_litter_that_cannot_be_deleted_is_no_failure() -> None:
