@@ -42,17 +42,6 @@ def test_no_type_is_looked_at_when_the_first_answer_comes(tmp_path: Path) -> Non
     assert not [file for file in ran if "msgspec" in file]
 
 
-def test_a_scheme_that_no_back_end_knows_is_named() -> None:
-    made = Bucket(Helper("nosuchthing://bucket/mingle"), JOB)
-    try:
-        for _ in range(2):
-            with pytest.raises(FolderProblem, match="Protocol not known: nosuchthing"):
-                made.write("h-1", b"content")
-    finally:
-        made.close()
-        made.reap()
-
-
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "s3fs.py").write_text("raise ImportError('there is no s3fs')")
     monkeypatch.syspath_prepend(tmp_path)

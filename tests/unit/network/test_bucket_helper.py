@@ -103,16 +103,6 @@ def names(storage: BucketStorage) -> list[str]:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def test_object_is_written_read_and_deleted(storage: BucketStorage, shelf: type[Shelf]) -> None:
-    assert serve(storage, "write", data=b"content") == BucketReply()
-    assert shelf.files == {f"{ROOT}/{JOB}/h-1": b"content"}
-    assert serve(storage, "read").data == b"content"
-    assert names(storage) == ["h-1"]
-    for _ in range(2):
-        assert serve(storage, "delete") == BucketReply()
-    assert serve(storage, "read") == BucketReply()
-
-
 def test_no_more_is_read_than_shows_that_an_object_is_too_long(storage: BucketStorage, shelf: type[Shelf]) -> None:
     shelf.files[f"{ROOT}/{JOB}/h-1"] = bytes(MAX_BYTES + 1000)
     data = serve(storage, "read").data
@@ -194,13 +184,6 @@ def test_folder_that_another_process_has_just_created_is_used_and_stays(
     assert serve(storage, "write") == BucketReply()
     serve(storage, "tidy", JOB)
     assert "rmdir" not in shelf.calls
-
-
-def test_folder_that_others_still_use_is_no_failure(storage: BucketStorage, shelf: type[Shelf]) -> None:
-    shelf.has_folders = True
-    serve(storage, "write")
-    shelf.errors["rmdir"] = OSError(errno.ENOTEMPTY, "Directory not empty")
-    assert serve(storage, "tidy", JOB) == BucketReply()
 
 
 def test_bucket_that_is_missing_is_not_created(storage: BucketStorage, shelf: type[Shelf]) -> None:
