@@ -180,17 +180,6 @@ def test_the_size_of_a_slurm_step_counts_before_that_of_the_allocation(
     assert (found.world_size, found.world_size_from) == (size, variable)
 
 
-@pytest.mark.parametrize(
-    ("change", "job_id", "attempt"),
-    [({"SLURM_STEP_ID": "1"}, "1.1", None), ({"SLURM_RESTART_COUNT": "1"}, "1.0", "1")],
-    ids=["another step", "another attempt"],
-)
-def test_steps_of_one_slurm_job_are_jobs_and_restarts_are_attempts(
-    change: dict[str, str], job_id: str, attempt: str | None
-) -> None:
-    assert place(detect({**recorded.SRUN, **change}))[6:] == (job_id, attempt)
-
-
 def test_a_slurm_step_without_an_id_is_known_by_its_size() -> None:
     assert place(detect({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}))[:2] == (1, 2)
 
@@ -237,32 +226,35 @@ def test_another_version_of_a_launcher(environ: dict[str, str], expected: Place)
     assert place(detect(environ)) == expected
 
 
-@pytest.mark.parametrize(("index", "job"), [("3", "4711[3]"), ("0", "4711"), (None, "4711")])
-def test_the_elements_of_an_lsf_array_are_jobs_of_their_own(index: str | None, job: str) -> None:
-    environ = {name: value for name, value in recorded.JSRUN.items() if name != "LSB_JOBINDEX"}
-    assert place(detect(environ if index is None else {**environ, "LSB_JOBINDEX": index}))[6] == job
+def without(environ: dict[str, str], *prefixes: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith(prefixes)}
 
 
-def test_jsrun_without_lsf_has_no_job_id() -> None:
-    environ = {name: value for name, value in recorded.JSRUN.items() if not name.startswith("LSB_")}
-    assert place(detect(environ))[6] is None
-
-
-def test_fluxs_job_id_under_an_ascii_locale() -> None:
-    as_python_reads_it = recorded.FLUX["FLUX_JOB_ID"].encode().decode("ascii", "surrogateescape")
-    assert place(detect({**recorded.FLUX, "FLUX_JOB_ID": as_python_reads_it}))[6] == recorded.FLUX["FLUX_JOB_ID"]
+@pytest.mark.parametrize(
+    ("environ", "job_id", "attempt"),
+    [
+        pytest.param({**recorded.SRUN, "SLURM_STEP_ID": "1"}, "1.1", None, id="another step of Slurm's job"),
+        pytest.param({**recorded.SRUN, "SLURM_RESTART_COUNT": "1"}, "1.0", "1", id="another attempt of Slurm's job"),
+        pytest.param({**recorded.JSRUN, "LSB_JOBINDEX": "3"}, "4711[3]", None, id="an element of LSF's array"),
+        pytest.param({**recorded.JSRUN, "LSB_JOBINDEX": "0"}, "4711", None, id="LSF's job that is no array"),
+        pytest.param(without(recorded.JSRUN, "LSB_JOBINDEX"), "4711", None, id="LSF's job without an index"),
+        pytest.param(without(recorded.JSRUN, "LSB_"), None, None, id="jsrun without LSF"),
+        pytest.param(
+            {**recorded.FLUX, "FLUX_JOB_ID": recorded.FLUX["FLUX_JOB_ID"].encode().decode("ascii", "surrogateescape")},
+            recorded.FLUX["FLUX_JOB_ID"],
+            None,
+            id="Flux under an ASCII locale",
+        ),
+        pytest.param({**recorded.AWS_BATCH, "AWS_BATCH_JOB_ID": "6f4b#1"}, "6f4b", "2", id="a node of AWS Batch's job"),
+    ],
+)
+def test_which_processes_have_one_job_id(environ: dict[str, str], job_id: str | None, attempt: str | None) -> None:
+    assert place(detect(environ))[6:] == (job_id, attempt)
 
 
 def test_pals_without_pmi_says_no_size() -> None:
-    environ = {name: value for name, value in recorded.PALS.items() if not name.startswith("PMI_")}
     with pytest.raises(LauncherError, match="but not PMI_SIZE"):
-        detect(environ)
-
-
-@pytest.mark.parametrize("children", [("#0", "#1"), ("", "")])
-def test_the_nodes_of_an_aws_batch_job_have_one_id(children: tuple[str, str]) -> None:
-    jobs = {place(detect({**recorded.AWS_BATCH, "AWS_BATCH_JOB_ID": f"6f4b{child}"}))[6] for child in children}
-    assert jobs == {"6f4b"}
+        detect(without(recorded.PALS, "PMI_"))
 
 
 @pytest.mark.parametrize(
