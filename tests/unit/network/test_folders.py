@@ -278,50 +278,38 @@ def test_observer_reads_the_folder_of_a_job_or_of_all_and_shows_nothing(
     assert list(shared.objects) == [name_of("h")]
 
 
-def test_process_without_folders_starts_no_thread() -> None:
-    process = Process()
-    process.show(SEEK)
-    assert threads() == 0
-    assert not process.folders.open
-    assert process.folders.problems == {}
-    assert process.folders.first_look_seconds == 0.0
-
-
 def test_slowest_folder_decides_how_long_the_first_look_can_take() -> None:
     process = Process(slow=Memory(patience=7.0), quick=Memory(patience=1.0))
-    assert process.folders.patience == 7.0
     assert process.folders.first_look_seconds == 7.0 + BETWEEN_SECONDS
     process.folders.close()
+    without = Process()
+    without.show(SEEK)
+    assert (without.folders.open, without.folders.first_look_seconds, threads()) == (False, 0.0, 0)
 
 
 # --- folders that can't be used ---------------------------------------------------------------------------------------
 
 
-def test_problem_is_named_until_a_turn_succeeds(processes: Callable[..., Process]) -> None:
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (FolderProblem("it is full", "delete something"), "it is full"),
+        (ZeroDivisionError("a riddle"), "can't be used (ZeroDivisionError: a riddle)"),
+    ],
+)
+def test_problem_is_named_until_a_turn_succeeds_and_ends_no_thread(
+    processes: Callable[..., Process], error: Exception, what: str
+) -> None:
     shared = Memory()
-    shared.error = FolderProblem("it is full", "delete something")
+    shared.error = error
     process = processes(shared=shared)
     process.show(SEEK)
     process.turn()
-    assert process.folders.problems == {"shared": shared.error}
+    assert [problem.what for problem in process.folders.problems.values()] == [what]
     shared.error = None
     while process.turn().problem is not None:
         pass
     assert process.folders.problems == {}
-
-
-def test_defect_of_a_storage_is_a_problem_and_ends_no_thread(processes: Callable[..., Process]) -> None:
-    shared = Memory()
-    shared.error = ZeroDivisionError("a riddle")
-    process = processes(shared=shared)
-    process.show(SEEK)
-    problem = process.turn().problem
-    assert problem is not None
-    assert problem.what == "can't be used (ZeroDivisionError: a riddle)"
-    assert problem.fix == "report this as a defect"
-    shared.error = None
-    while process.turn().problem is not None:
-        pass
 
 
 @pytest.mark.parametrize(("bucket", "fix"), [(False, "with `ls`"), (True, "AWS_ENDPOINT_URL")])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -56,30 +57,21 @@ def a_proc(root: Path, *, pid: int = 77, maps: str = "libc.so.6", readable: bool
     return root
 
 
-def test_a_stranger_is_named(tmp_path: Path) -> None:
-    a_proc(tmp_path)
-    (found,) = holders(29499)
-    assert found == Holder(77, "/usr/bin/telemetry --port", 1000)
-    assert str(found) == "pid 77 (/usr/bin/telemetry --port)"
-
-
-def test_process_that_discovers_is_known(tmp_path: Path) -> None:
-    a_proc(tmp_path, maps="/x/msgspec/_core.so\n/x/netifaces.so\n")
-    (found,) = holders(29499)
-    assert found.mingle
-
-
-def test_ending_process_is_no_stranger(tmp_path: Path) -> None:
-    """The kernel drops its memory before it closes its files, and all ranks of a machine time out at once."""
-    a_proc(tmp_path, maps="")
-    assert holders(29499) == ()
-
-
-def test_process_that_may_not_be_inspected(tmp_path: Path) -> None:
-    a_proc(tmp_path, readable=False)
-    (found,) = holders(29499)
-    assert found == Holder(None, user=1000)
-    assert "may not be seen" in str(found)
+@pytest.mark.parametrize(
+    ("proc", "shown", "mingle"),
+    [
+        pytest.param({}, "pid 77 (/usr/bin/telemetry --port)", False, id="a stranger"),
+        pytest.param({"maps": "/x/msgspec/_core.so\n/x/netifaces.so\n"}, "pid 77", True, id="a process that discovers"),
+        # The kernel drops its memory before it closes its files, and all ranks of a machine time out at once.
+        pytest.param({"maps": ""}, "", False, id="a process that ends"),
+        pytest.param({"readable": False}, "may not be seen", False, id="one that may not be inspected"),
+    ],
+)
+def test_who_holds_the_port(tmp_path: Path, proc: dict[str, Any], shown: str, mingle: bool) -> None:
+    a_proc(tmp_path, **proc)
+    found = holders(29499)
+    assert [(each.user, each.mingle) for each in found] == [(1000, mingle)] * bool(shown)
+    assert all(shown in str(each) for each in found)
 
 
 def test_ranks_of_another_user_are_known_by_their_names(tmp_path: Path) -> None:
