@@ -12,7 +12,9 @@ from msgspec import structs
 
 from mingle.network.folder import (
     BELIEVED_SECONDS,
+    BUCKET_INTERVAL_SECONDS,
     BUCKET_SWEPT_PER_TURN,
+    INTERVAL_SECONDS,
     LITTER_SECONDS,
     LIVE_SECONDS,
     PATIENT_INTERVAL_SECONDS,
@@ -577,6 +579,13 @@ def test_an_observer_of_one_job_opens_only_its_folder() -> None:
     both = place(first, second)
     assert survey(both, 0.0, JOBS[0]) == [offer_of(member_id(1))]
     assert set(both.opened) == {JOBS[0]}
+
+
+@pytest.mark.parametrize(("bucket", "seconds"), [(False, INTERVAL_SECONDS), (True, BUCKET_INTERVAL_SECONDS)])
+def test_an_observer_of_a_bucket_looks_less_often_since_each_look_costs(bucket: bool, seconds: float) -> None:
+    seen = Survey(None, bucket=bucket)
+    survey(place(Shared(), Shared()), 5.0, seen=seen)
+    assert seen.next_turn() == 5.0 + seconds
 
 
 def test_an_observer_opens_no_more_than_two_hundred_folders() -> None:
