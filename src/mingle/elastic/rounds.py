@@ -142,8 +142,10 @@ class Rounds:
         After a failure the host knows who lives, so by default there is no last call, as torch would have.
         """
         set_by_user = self._policy.last_call if self._policy.last_call_is_set else 0.0
-        if self._number >= 0 or self._quorum.small:  # a session that began small had its last call
-            return set_by_user if self._number >= 0 else 0.0
+        if self._number >= 0:
+            return set_by_user
+        if self._quorum.small:  # the gathering had its last call
+            return 0.0
         if all(said.generation < 0 for said in self._waiting.values()):
             return self._policy.last_call
         here = {(seat.applicant.who.hostname, seat.applicant.who.pid) for seat in present.values()}
