@@ -266,8 +266,8 @@ class CrowdedAgentSchedule(AgentSchedule):
         return nodes.maximum + self.rng.randint(1, 3)
 
     def _together(self) -> bool:
-        sessions = [each.outcome.session for each in self.current.values() if each.outcome is not None]
+        seated = [each for each in self.current.values() if each.outcome is not None]
         maximum, founders = self.gathering.policy.nodes.maximum, self.gathering.policy.nodes.founders
-        if not sessions and sum(not each.agent.memory.surplus for each in self.current.values()) < founders:
+        if not seated and sum(not each.agent.memory.surplus for each in self.current.values()) < founders:
             return True
-        return len(sessions) == maximum and len(set(sessions)) == 1
+        return len(seated) == maximum and self.gathering.in_one_round(seated)
