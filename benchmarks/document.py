@@ -107,9 +107,10 @@ plots](benchmarks-method.md) has the rest. `make bench`, as root, measures all o
 RECOVERY = """\
 ## torchrun, training again
 
-Three hosts with one worker each, `--nnodes=2:3` and `last_call_timeout=3`, from the fault until all that are left have
-made a step again. Most of mingle's time is the import of torch in the new workers and torch's own last call. The worker
-that crashes is on the host of the store. The new workers of `c10d` then often fail in Gloo, until no restarts are left;
+Three hosts with one worker each and `--nnodes=2:3`, with torchrun's defaults, from the fault until all that are left
+have made a step again. mingle needs up to 10 s to notice that a machine is gone without a word; the rest is mostly the
+import of torch in the new workers. The worker that crashes is on the host of the store. The new workers of `c10d` then
+often fail in Gloo, until no restarts are left;
 [with one more variable](benchmarks-method.md#torchrun-training-again) they fail less often.
 """
 

@@ -25,8 +25,8 @@ PATIENCE_SECONDS = 60.0
 """How long survivors may take; who has not trained by then is counted with this time."""
 
 TEXT = f"""\
-3 hosts with one worker each, `--nnodes=2:3 --max-restarts=3 --rdzv-conf=last_call_timeout=3`, from the fault until
-all that are left have made a step again; the waiting ended after {PATIENCE_SECONDS:.0f} s. With
+3 hosts with one worker each, `--nnodes=2:3 --max-restarts=3`, all else as torch has it, from the fault until all that
+are left have made a step again; the waiting ended after {PATIENCE_SECONDS:.0f} s. With
 `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, which mingle sets by itself, c10d's new workers fail in Gloo less often."""
 
 
@@ -72,7 +72,7 @@ class _Run:
         if self.name == "c10d":
             rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
         line = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--rdzv-id=bench", "--nnodes=2:3"]
-        line += ["--nproc-per-node=1", "--max-restarts=3", "--rdzv-conf=last_call_timeout=3"]
+        line += ["--nproc-per-node=1", "--max-restarts=3"]
         for host in self.hosts:
             self.processes[host] = host.run([*line, str(SCRIPT), f"--until={self.stop}", *script])
 
