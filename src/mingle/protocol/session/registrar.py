@@ -257,9 +257,8 @@ class Registrar:
     def _turn_away(self, seat: Seated, refusal: frames.Refused) -> None:
         """Refuse its seat to a process that has one."""
         assert seat.conn is not None
-        conn = seat.conn
         self._free(seat)
-        self._refuse(conn, seat.applicant, refusal)
+        self._refuse(seat.conn, seat.applicant, refusal)
 
     def _drop(self, conn: int, reason: str, now: float) -> None:
         self._port.hang_up(conn)
