@@ -27,19 +27,23 @@ from mingle.elastic import torchrun
 from mingle.engine import driver, udp_endpoint
 from mingle.errors import MingleError
 from mingle.run.command import run
+from tests.support.bystanders import gathering
+from tests.support.loopback import longer
+from tests.support.ports import free_udp_port
 
 SENT = "a socket of the discovery was opened"
 
 
 @pytest.fixture(autouse=True)
-def _no_packet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What could send one says so instead."""
+def _no_packet(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """What could send one says so instead, but where a test has others to talk to."""
 
     def opened(*_: object, **__: object) -> None:
         raise AssertionError(SENT)
 
-    monkeypatch.setattr(udp_endpoint, "Transport", opened)
-    monkeypatch.setattr(driver, "Connections", opened)
+    if "_two_of_four" not in request.fixturenames:
+        monkeypatch.setattr(udp_endpoint, "Transport", opened)
+        monkeypatch.setattr(driver, "Connections", opened)
     yield
     rendezvous.end_session()
 
@@ -246,6 +250,47 @@ def test_a_mistyped_variable_is_pointed_out(
     told = f"{DOORS[door]({})}\n{caplog.text}"
     assert "MINGLE_INTERFACE?" in told
     assert "MINGLE_OF_SOMEBODY_ELSE" not in told
+
+
+# --- what contradicts the other processes of the job -----------------------------------------------------------------
+
+
+@pytest.fixture
+def _two_of_four(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ranks 0 and 1 of four wait for the others."""
+    port = free_udp_port()
+    monkeypatch.setenv("MINGLE_PORT", str(port))
+    with gathering("resnet", port, (0, 1), world_size=4):
+        yield
+
+
+@pytest.mark.usefixtures("_two_of_four")
+@pytest.mark.parametrize("door", ["init", "discover", "mingle://", "mingle-check"])
+@pytest.mark.parametrize(
+    ("job_id", "place", "kind", "named"),
+    [
+        pytest.param("resnet", (1, 4), "ConflictError", "rank 1 on host node1", id="a rank twice"),
+        pytest.param("resnet", (0, 4), "ConflictError", "rank 0 on host node0", id="two rank 0s"),
+        pytest.param("resnet", (2, 3), "ConflictError", "rank 0 on host node0", id="world sizes that differ"),
+        pytest.param("resent", (2, 4), "DiscoveryTimeoutError", "'resnet'", id="a mistyped job id"),
+    ],
+)
+def test_a_contradiction_names_the_other_side(
+    door: str, job_id: str, place: tuple[int, int], kind: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, world_size = place
+    monkeypatch.setenv("MINGLE_RANK", str(rank))  # of mingle-check; the others are told the same by arguments
+    monkeypatch.setenv("MINGLE_WORLD_SIZE", str(world_size))
+    call = DOORS[door] if door != "mingle-check" else _command(check, [], [])
+    given = {"job_id": job_id, **({} if door == "mingle-check" else {"rank": rank, "world_size": world_size})}
+
+    def told_within(seconds: float) -> str:
+        monkeypatch.setenv("MINGLE_TIMEOUT", str(seconds if kind == "DiscoveryTimeoutError" else 60))
+        return call(given)
+
+    told = longer(told_within, lambda told: named in told)
+    assert told.startswith((f"{kind}: ", "status 1: "))
+    assert named in told
 
 
 def test_each_setting_has_a_fault() -> None:
