@@ -388,6 +388,17 @@ def test_an_end_on_purpose_restarts_nobody_and_starts_no_round(place: Place, poo
     assert all(handler.shutdown() for handler in handlers)
 
 
+@pytest.mark.parametrize("end", [Place.ending, Place.end])
+def test_a_host_that_is_lost_after_the_end_of_the_job_restarts_nobody(
+    place: Place, end: Callable[[Place], None]
+) -> None:
+    handler, gathering = make(place, 1, 1)
+    handler.next_rendezvous()
+    end(place)
+    gathering.lost = "the host is gone"
+    assert handler.num_nodes_waiting() == 0
+
+
 def test_workers_with_stand_in_ranks_do_not_outlive_the_job(place: Place) -> None:
     handler, _ = make(place, 1, 1)
     handler.next_rendezvous()
