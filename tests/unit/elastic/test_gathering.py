@@ -292,7 +292,7 @@ def test_a_wait_for_a_round_of_a_lost_session_says_nothing_in_the_next_one(job: 
     gather(job.agent(1, 2))
     until(lambda: other.state.gathered is not None)
     assert other.next_round((-1, -1), 30.0) is None
-    assert other._machine.memory.asked is other._machine.memory.round is None
+    assert (other._machine.memory.asked, other._machine.memory.round) == (None, None)
     gather(other)
     assert {(each.number, each.size) for each in next_round(other, job.agents[-1]) if each is not None} == {(0, 2)}
 
