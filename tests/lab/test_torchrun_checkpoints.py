@@ -140,7 +140,7 @@ def test_eight_starts_of_ten_steps_reach_step_eighty(lab: Lab, tmp_path: Path, l
     assert job.found(rf"^step {total}, sum (\S+)$") == [f"{total}.0"], "each step counts once"
     generations = job.found(r"generation (\S+) begins")
     assert len(set(generations)) == len(begins)
-    assert all(re.fullmatch(r"\d{10}-\d{4}-[0-9a-f]{8}", generation) for generation in generations)
+    assert all(re.fullmatch(r"\d{10}-\d{6}-[0-9a-f]{8}", generation) for generation in generations)
     by_start = [generation for _, generation in sorted(zip(begins, generations, strict=True))]
     assert by_start == sorted(by_start), "generations sort by time"
     assert len(list((tmp_path / "checkpoints").glob("step-*.pt"))) == 2
