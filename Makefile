@@ -131,7 +131,7 @@ test-torch: ## the tests of all that touches torch, on another one: make test-to
 	sed '/^torch==/d; /^# what torch runs on/,/^$$/d' constraints.txt > $(TORCH_VENV)/constraints.txt
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt $(TORCH_VENV)/bin/python -m pip install \
 		--disable-pip-version-check --quiet torch==$(TORCH) --editable '.[dev]'
-	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/unit/distributed tests/unit/elastic tests/unit/engine/test_discovery.py \
+	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/unit/test_doors.py tests/unit/distributed tests/unit/elastic tests/unit/engine/test_discovery.py \
 		tests/unit/engine/test_store.py tests/unit/engine/test_store_keeper.py \
 		tests/lab/test_forming.py tests/lab/test_lifecycle.py tests/lab/test_agents.py tests/lab/test_torchrun.py \
 		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
