@@ -30,8 +30,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-BESIDES = {"wire": ["tests/golden", "tests/unit/test_text.py"], "config": ["tests/unit/test_doors.py"]}
-"""The quick tests of a room that do not stand in ``tests/unit/ROOM``."""
+_DOORS = ["tests/unit/test_doors.py"]
+BESIDES = {"wire": ["tests/golden", "tests/unit/test_text.py"], "config": _DOORS, "cli": _DOORS}
+"""The quick tests of a room that are not in ``tests/unit/ROOM``."""
 SECONDS_PER_TEST = 10
 MOST_TIMEOUTS = 2
 IMPORT = ""
@@ -126,7 +127,7 @@ def mutants_of(file: Path, source: bytes) -> Iterator[Mutant]:
 class Listener:
     """A plugin of pytest in the forked process: leaves out tests, and writes a line per event to a file."""
 
-    def __init__(self, out: Path, left_out: Collection[str], traced: Path | None) -> None:
+    def __init__(self, out: Path, left_out: Collection[str] | None, traced: Path | None) -> None:
         self._left_out, self._traced = left_out, traced
         self._out = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._lines: set[tuple[str, int]] = set()
@@ -149,7 +150,7 @@ class Listener:
         self._say("lines", test, sorted(seen))
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if item.nodeid not in self._left_out]
+        items[:] = [item for item in items if item.nodeid not in (self._left_out or ())]
         self._say_lines(IMPORT)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -163,7 +164,7 @@ class Listener:
         if report.failed:
             self._say("failed", report.nodeid)
             self._timeouts += "Timeout (>" in str(report.longrepr)
-            if self._timeouts == MOST_TIMEOUTS:
+            if self._timeouts == MOST_TIMEOUTS and self._left_out is not None:
                 os._exit(1)  # a mutant that never ends would take this long in every test
         if report.when == "teardown":
             self._say_lines(report.nodeid)
@@ -179,11 +180,11 @@ Lines = dict[tuple[str, int], set[str]]
 
 
 def run_tests(
-    tests: Collection[str], limit: float, left_out: Collection[str] = (), traced: Path | None = None
+    tests: Collection[str], limit: float, left_out: Collection[str] | None = None, traced: Path | None = None
 ) -> tuple[list[str], set[str], Lines]:
     """Run tests in a fork, which a mutant can break or block; return which began, which failed, and who ran a line.
 
-    The libraries that the fork has imported are imported here, for those that follow.
+    Without ``left_out`` there is no mutant, and the libraries that the tests import are imported for the next forks.
     """
     ends, out = time.monotonic() + limit, Path(tempfile.gettempdir(), f"mutants-{os.getpid()}")
     child = os.fork()
@@ -221,7 +222,7 @@ def run_tests(
     failed = {event[1] for event in events if event[0] == "failed"}
     if not events or events[-1][0] != "end":
         failed.add(began[-1] if began else "collection")
-    elif not left_out:
+    elif left_out is None:
         for library in events[-1][1]:
             importlib.import_module(library)
         for name in [name for name in sys.modules if name.startswith("mingle")]:  # torch imports its entry point
@@ -240,7 +241,11 @@ def try_mutants(copy: Path, room: str, seed: int, count: int, ends: float) -> It
     begun = time.monotonic()
     began, broken, _ = run_tests(tests, ends - begun)
     limit = 1.5 * (time.monotonic() - begun) + 20
-    lines = run_tests(tests, ends - time.monotonic(), traced=copy / "src" / "mingle")[2]
+    again, _, lines = run_tests(tests, ends - time.monotonic(), traced=copy / "src" / "mingle")
+    if len(again) < len(began):
+        raise SystemExit(
+            f"only {len(again)} of {len(began)} tests began while their lines were noted: give more --minutes"
+        )
     known = set(began) - broken
     yield from (f"left out, since it fails without a mutant: {test}" for test in sorted(broken))
     sources = sorted(Path("src/mingle", room).rglob("*.py")) or [Path("src/mingle", f"{room}.py")]
