@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import os
@@ -22,7 +21,7 @@ from tests.lan.processor import START_SECONDS
 from torch.distributed import TCPStore
 
 import mingle
-from benchmarks import precedence
+from benchmarks import mingle_ranks, precedence
 from benchmarks.hosts import Field, Gate, Place, field
 from benchmarks.results import Comparison, Goal
 from benchmarks.samples import alternate, median
@@ -91,7 +90,7 @@ def _crowd(hosts: Field, contender: str, size: int, _round: int = 0) -> float:
 
 def _host(place: Place, contender: str, first: int, count: int, size: int, gate: Gate) -> None:
     """Fork the ranks of one host, and report when all of them wait, and when the last of them was done."""
-    join, rehearse = {"mingle": (_mingle, _rehearse_mingle), "TCPStore": (_store, _rehearse_store)}[contender]
+    join, rehearse = {"mingle": (_mingle, mingle_ranks.rehearse), "TCPStore": (_store, _rehearse_store)}[contender]
     gc.freeze()
     begin = gate.come()
     reader, writer = os.pipe()
@@ -140,11 +139,6 @@ def _mingle(place: Place, rank: int, size: int) -> object:
 
 def _store(place: Place, rank: int, size: int) -> object:
     return TCPStore(place.address, PORT, size, rank == 0, timedelta(seconds=TIMEOUT), wait_for_workers=True)
-
-
-def _rehearse_mingle() -> None:
-    with contextlib.suppress(mingle.DiscoveryTimeoutError):
-        mingle.discover("rehearsal", rank=1, world_size=2, discovery_timeout=0.01)
 
 
 def _rehearse_store() -> None:
