@@ -13,6 +13,7 @@ import argparse
 import ast
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import random
@@ -82,9 +83,9 @@ def changes(node: ast.AST, *, annotation: bool, condition: bool) -> Iterator[ast
             yield ast.Call(ast.Name(OTHER_CALL[name]), args, keywords)
         case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
             yield ast.Return(None)
-        case ast.Expr(value=ast.Call(func=func)) if not ast.unparse(func).startswith(("logger", "_logger")):
-            yield ast.Pass()
-        case ast.Raise() | ast.Assign(targets=[ast.Attribute()]):
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="logger" | "_logger")))):
+            return
+        case ast.Raise() | ast.Assign(targets=[ast.Attribute()]) | ast.Expr(value=ast.Call()):
             yield ast.Pass()
         case ast.Break() | ast.Continue():
             yield SWAPPED[type(node)]()
@@ -94,9 +95,7 @@ def changes(node: ast.AST, *, annotation: bool, condition: bool) -> Iterator[ast
 
 def mutants_of(file: Path, source: bytes) -> Iterator[Mutant]:
     """Yield all mutants of one module, in the order of its syntax tree."""
-    begins = [0]
-    for line in source.splitlines(keepends=True):
-        begins.append(begins[-1] + len(line))
+    begins = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
 
     def visit(node: ast.AST, around: ast.stmt | None, *, annotation: bool, condition: bool) -> Iterator[Mutant]:
         # What stands in an f-string is text, and its position is not exact.
@@ -190,9 +189,8 @@ def run_tests(
     child = os.fork()
     if child == 0:
         os.setsid()
-        quiet = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
-            os.dup2(quiet, descriptor)
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
         options = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not lab", "--continue-on-collection-errors"]
         options.append(f"--timeout={SECONDS_PER_TEST * (3 if traced else 1)}")
         options.append("-Wignore::pytest.PytestAssertRewriteWarning")  # of hypothesis, which is imported
@@ -301,16 +299,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder)
         for entry in chosen.root.resolve().iterdir():
-            if entry.name in {"src", "tests"}:
-                shutil.copytree(entry, copy / entry.name)
-            else:
-                (copy / entry.name).symlink_to(entry)
+            made: Any = shutil.copytree if entry.name in {"src", "tests"} else os.symlink
+            made(entry, copy / entry.name)
         os.chdir(copy)
         sys.path.insert(0, folder)
         os.environ["PYTHONPATH"] = os.pathsep.join((folder, str(copy / "src")))
         for line in try_mutants(copy, chosen.room, chosen.seed, chosen.count, time.monotonic() + 60 * chosen.minutes):
             print(line, flush=True)
-        os.chdir("/")
 
 
 if __name__ == "__main__":
