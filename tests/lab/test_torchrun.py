@@ -239,7 +239,7 @@ def test_two_torchruns_of_one_machine_that_take_the_place_of_another_one_are_nam
     host, other = (lab.host(network) for _ in range(2))
     made = job(f"twice-{seed}", "2", conf="discovery_timeout=20")
     made.start(host, host)
-    said = "two torchruns of one machine are in this job"
+    said = "several torchruns of one machine are in this job"
     made.until(
         lambda: any(said in event.data.get("text", "") for _, agent in made.past for event in agent.events),
         "the warning",

@@ -677,17 +677,17 @@ def test_a_node_that_waits_for_a_job_of_one_node_is_asked_for_its_nnodes(seed: i
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_two_agents_of_one_machine_that_are_two_nodes_of_a_job_are_named(seed: int) -> None:
-    gathering = AgentGathering(seed, (2, 2), timeout=20.0)
-    both = [gathering.start("m0"), gathering.start("m0")]
-    gathering.run_until_together(both, 5.0)
-    said = "two torchruns of one machine are in this job (m0, pids 101, 102)"
-    assert sum(said in notice for agent in both for notice in agent.notices) == 1
+def test_agents_of_one_machine_that_are_several_nodes_of_a_job_are_named(seed: int) -> None:
+    gathering = AgentGathering(seed, (3, 3), timeout=20.0)
+    together = [gathering.start("m0") for _ in range(3)]
+    gathering.run_until_together(together, 5.0)
+    said = "several torchruns of one machine are in this job (m0, pids 101, 102, 103)"
+    assert sum(said in notice for agent in together for notice in agent.notices) == 1
     other = gathering.start("m1")
     gathering.world.run(5.0)
-    assert any("two torchruns of one machine are in this job" in notice for notice in other.notices)
+    assert any("several torchruns of one machine are in this job" in notice for notice in other.notices)
     gathering.world.run(20.0)
-    assert "likely cause: two torchruns of one machine are in this job" in str(other.failure)
+    assert "likely cause: several torchruns of one machine are in this job" in str(other.failure)
     assert said in str(other.failure)
 
 

@@ -11,7 +11,7 @@ from mingle.protocol.machine import Identity
 from mingle.text import few
 from mingle.wire.frames import Closed, ProcessInfo, Refused, Running
 
-SHARED_MACHINE = "two torchruns of one machine are in this job"
+SHARED_MACHINE = "several torchruns of one machine are in this job"
 """What a host of agents says of its members, if it is so."""
 _NO_NETWORK: Cause = (
     "the hosts have several networks and share none of them, or a firewall closes the one they share",
