@@ -124,7 +124,8 @@ class _Main(click.Group):
     "mingle-discover",
     cls=_Main,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Example: mingle-discover list\n\nExit status: 0 done, 1 nothing found or a check failed, 2 wrong usage.",
+    epilog="Example: mingle-discover list\n\nExit status: 0 done, also if `list` shows no job; "
+    "1 nothing found or a check failed; 2 wrong usage.",
 )
 @version_option
 def main() -> None:
