@@ -28,7 +28,7 @@ class Rounds:
     Args:
         quorum: the rules for its members.
         memory: what the host knew before the session.
-        send: tells a member, or the host itself, something of a round.
+        send: sends BEGIN or WANTED to a member, or to the host's own agent.
 
     Attributes:
         due: when the next call of :meth:`look` can have a result without any event; None: never.
@@ -46,14 +46,14 @@ class Rounds:
         self._number = -1
         """Of the present round; -1 before the first."""
         self._participants: set[bytes] = set()
-        """Those of the present round that are still there and not done."""
+        """The agents of the present round that are neither lost nor done."""
         self._finishing = False
         """Whether the workers of an agent of the present round are done."""
         self._waiting: dict[bytes, frames.Next] = {}
         """The agents that have said NEXT since they were last in a round."""
         self._wanted_at: float | None = None
         self._enough_at: float | None = None
-        """Since when so many wait as a round needs."""
+        """Since when enough agents for a round have waited."""
         self._began_at = self._for_newcomers_at = float("-inf")
         """When the present round began, and when newcomers last made one wanted."""
 
@@ -113,11 +113,12 @@ class Rounds:
         return {member for member in participants if member not in present}
 
     def newcomers_at(self, present: int) -> float | None:
-        """Return from when on those that wait make another round wanted; None: none wait.
+        """Return the time from which the waiting agents make another round wanted; None: they do not.
 
-        Nodes that come one by one must not restart all workers each time. Only those that make the session full need
-        not wait, unless newcomers have restarted all a moment ago: a node that crashes again and again would, too. A
-        round whose first agents are done is about to end, and those would not take part in another one.
+        Nodes that come one by one must not restart all workers each time, so newcomers wait until the round is older
+        than a last call. Newcomers that make the session full need not, but two such restarts are a last call apart:
+        otherwise a node that crashes again and again would restart all others each time. Once an agent of the round is
+        done, newcomers make no round wanted: the job is ending.
         """
         if not self._waiting or self._finishing:
             return None
@@ -139,7 +140,8 @@ class Rounds:
     def _pause(self, present: Mapping[bytes, Seated]) -> float:
         """Return for how long an incomplete round waits for more agents.
 
-        After a failure the host knows who lives, so by default there is no last call, as torch would have.
+        After a failure the host knows which agents live, so by default it makes no last call. Torch makes one each
+        time.
         """
         set_by_user = self._policy.last_call if self._policy.last_call_is_set else 0.0
         if self._number >= 0:
@@ -152,10 +154,10 @@ class Rounds:
         return set_by_user if self._companions and self._companions <= here else max(set_by_user, COMPANIONS_SECONDS)
 
     def seniority(self, seat: Seated) -> tuple[object, ...]:
-        """Return by what the participants are sorted.
+        """Return the key by which the participants are sorted.
 
-        Those that were in an earlier round come first: a newcomer can have an empty disk, and rank 0 hands out what it
-        has. Participants with the same first round are in their order.
+        Agents that were in an earlier round come first: a newcomer can have an empty disk, and rank 0 sends its own
+        state to all. Agents with the same first round follow the order of nodes.
         """
         said = self._waiting[seat.member]
         return said.generation < 0, said.generation, said.number, seat.key
@@ -174,9 +176,9 @@ class Rounds:
 
 
 def doubts(seats: Iterable[Seated]) -> str:
-    """Return what is doubtful in the node ranks that the agents of a round ask for; empty: nothing.
+    """Return a warning if only some agents of a round ask for a node rank; empty otherwise.
 
-    Two agents of a round ask for different ones: the host of the session takes each node rank once.
+    Two agents of a round never ask for the same one: the host of the session accepts each node rank once.
     """
     applicants = [seat.applicant for seat in seats]
     without = sorted(each.who.address or each.who.hostname for each in applicants if not asks(each.order))
