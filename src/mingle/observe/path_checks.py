@@ -139,7 +139,9 @@ class _Judge:
         """Return the observation and the fix."""
         host = peer.hostname or peer.address
         peers = (
-            f"use unicast: MINGLE_PEERS={peer.address},... with all hosts of the job, on every host (compose: the "
+            "start jobs with MINGLE_PEERS as well, the same on every host"
+            if peer.address in self._named
+            else f"use unicast: MINGLE_PEERS={peer.address},... with all hosts of the job, on every host (compose: the "
             "service's name; Kubernetes: the headless Service's)"
         )
         if link.received:

@@ -137,6 +137,9 @@ def test_lost_multicast_is_no_fault_where_jobs_need_none(unicast: Counts, named:
     machine = pings(a_peer(multicast=(8, 0, 0), link=(8, 0, 0), unicast=unicast))
     found = path_checks.judge(machine, Facts(port=29499, used_names=("eth0",)), named={named})
     assert found[0].status is status
+    works = status is CheckStatus.WARN
+    assert ("start jobs with MINGLE_PEERS as well" in str(found[0].remedy)) == works
+    assert "MINGLE_PEERS=" not in str(found[0].remedy) or not works
 
 
 def test_our_own_that_does_not_come_back_is_said() -> None:
