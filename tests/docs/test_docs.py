@@ -278,10 +278,11 @@ def test_the_help_of_a_command_has_the_default_of_its_mesh(command: click.Comman
 
 
 def test_the_progress_line_is_that_of_the_source() -> None:
-    status = Status(joined=6, world_size=8, missing=(3, 7))
-    shown = line("ada-resnet", Situation(diagnostics=Diagnostics(), status=status, connected=True), 12)
-    assert f"`{shown}`" in read(README)
-    assert f"\n{shown}\n" in read(SETTINGS)
+    def shown(status: Status) -> str:
+        return line("ada-resnet", Situation(diagnostics=Diagnostics(), status=status, connected=True), 12)
+
+    assert f"`{shown(Status(joined=2, world_size=3, hosts='node1, node2'))}`" in read(README)
+    assert f"\n{shown(Status(joined=6, world_size=8, missing=(3, 7)))}\n" in read(SETTINGS)
 
 
 def test_the_reference_is_that_of_the_docstrings() -> None:
