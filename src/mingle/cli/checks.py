@@ -86,7 +86,7 @@ def _serve(shared: Shared, network: Network) -> None:
     ):
         output.say(
             f"serving `mingle-discover doctor --check` of other hosts on {', '.join(pinger.interfaces)}, "
-            f"UDP port {network.port}, until interrupted (Ctrl-C)"
+            f"UDP port {network.port}; Ctrl-C ends it"
         )
         with contextlib.suppress(KeyboardInterrupt):
             pinger.run(until=shared.deadline())
