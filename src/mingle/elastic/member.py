@@ -25,6 +25,9 @@ from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
+LATE_SECONDS = 1.0
+"""By how much the timer of a running process can be late. One that is later was stopped, or its machine suspended."""
+
 
 class AgentMember(Candidate):
     """The machine of an agent in one session, from the search for it to its loss.
@@ -80,7 +83,9 @@ class AgentMember(Candidate):
         """Check whether the agent is still bound. Every event does this first."""
         self._checked_at = now
         if self.running and not self._memory.binding.holds(now):
-            self.drop_host(f"it was silent for {BINDING_SECONDS:.0f} s", now)
+            late = now - self._memory.binding.until  # a timer is due at the end of the binding
+            stood_still = f"this process stood still for {late:.0f} s or more, and its lease has ended"
+            self.drop_host(stood_still if late > LATE_SECONDS else f"it was silent for {BINDING_SECONDS:.0f} s", now)
 
     def next_timer(self) -> float | None:
         """The time of the next `TimerDue`: also the end of the binding, if it matters."""

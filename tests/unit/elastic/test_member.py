@@ -103,6 +103,15 @@ def test_a_silent_host_is_lost_when_the_binding_ends(
     assert "it was silent for 10 s" in joined.agent.lost
 
 
+def test_a_member_that_was_stopped_blames_no_host(gathering: AgentGathering, joined: AgentProcess) -> None:
+    joined.stop()
+    gathering.world.run(BINDING_SECONDS + 6.0)
+    joined.cont()
+    assert joined.agent.lost is not None
+    assert "this process stood still for " in joined.agent.lost
+    assert "silent" not in joined.agent.lost
+
+
 @pytest.mark.parametrize(("reason", "free"), [(CLOSED_BY_PEER, True), (RESET, False)])
 def test_a_connection_that_ends_is_a_loss_and_only_an_orderly_end_sets_free(
     gathering: AgentGathering,
