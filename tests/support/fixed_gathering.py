@@ -125,6 +125,8 @@ class FixedGathering:
         self.held = True
         self.gathered = 0
         self.asked: list[tuple[int, int]] = []
+        self.waits_long = False
+        """Whether the next wait for a round takes so long that a remark is made."""
         """The first round of this agent, at each time that it has said NEXT."""
         self.done = False
         self.closed: str | None = None
@@ -175,8 +177,10 @@ class FixedGathering:
         )
         return Gathered(formation, self._place.generation)
 
-    def next_round(self, first: tuple[int, int], seconds: float) -> frames.Begin | None:
+    def next_round(self, first: tuple[int, int], seconds: float, remark: Callable[[], None]) -> frames.Begin | None:
         self.asked.append(first)
+        if self.waits_long:
+            remark()
         self._place.said_next(self, frames.Next(generation=first[0], number=first[1]))
         deadline = time.monotonic() + seconds
         while not (self.session_lost.is_set() or self.memory.ending):

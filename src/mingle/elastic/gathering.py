@@ -30,6 +30,8 @@ from mingle.wire.frames import Begin, Unit
 
 ASK_SECONDS = 1.0
 """How often this agent asks whether the session stands, until torchrun gets its round."""
+REMARK_SECONDS = 5.0
+"""After so long without a round people are told what is waited for."""
 ROUND_WAIT_SECONDS = 0.1
 """How often it looks whether the round is given up meanwhile."""
 
@@ -139,12 +141,15 @@ class Gathering(Party):
             raise elastic_reports.ended(self.identity, state.ended or "one of its agents has ended it")
         return state.gathered
 
-    def next_round(self, first: tuple[int, int], seconds: float) -> Begin | None:
+    def next_round(
+        self, first: tuple[int, int], seconds: float, remark: Callable[[], object] = lambda: None
+    ) -> Begin | None:
         """Say that the workers are stopped, and block until a round begins; a signal handler can raise out of it.
 
         Args:
             first: the generation and the number of the first round that torchrun got; -1 each: it got none.
             seconds: for how long to wait.
+            remark: called once, if that takes long.
 
         Returns:
             The round. None if the session is lost, or the job has ended.
@@ -160,13 +165,17 @@ class Gathering(Party):
                 self._publish()
 
         self.ask(say_next, patient=True)
+        remark_at = self.clock() + REMARK_SECONDS
         deadline = self.clock() + seconds
         while not (self._stopping or self.session_lost.is_set() or self.state.ending):
             if (begun := self.state.round) is not None:
                 return begun
-            if self.clock() >= deadline:
+            if (now := self.clock()) >= deadline:
                 raise TimeoutError
-            self.wait(deadline)
+            if now >= remark_at:
+                remark_at = float("inf")
+                remark()
+            self.wait(min(deadline, remark_at))
         return None
 
     def await_round(self, is_over: Callable[[], bool], seconds: float) -> bool:

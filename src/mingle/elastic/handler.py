@@ -145,13 +145,28 @@ class AgentHandler(RendezvousHandler):
     def _await_begin(self) -> Begin | None:
         seconds = self._wanted.torch["join_timeout"]
         try:
-            return self._gathering.next_round(self._first, seconds)
+            return self._gathering.next_round(self._first, seconds, self._remark_on_wait)
         except TimeoutError:
             raise RendezvousTimeoutError(str(self._no_round_error(seconds))) from None
         except MingleError as error:
             if self.is_closed():
                 raise self._closed_error() from error
             raise RendezvousError(str(error)) from error.__cause__
+
+    def _remark_on_wait(self) -> None:
+        """Say what the next round waits for."""
+        policy = self._wanted.policy
+        least = counted(self._least(), "node")
+        text = f"job {self.get_run_id()}: waiting for a round; it takes {least} or more whose workers have ended"
+        if self._first == NEVER and policy.nodes.minimum < policy.nodes.maximum:
+            wait = f"{policy.last_call:g} s (last_call_timeout)"
+            text += f", and the first one waits {wait} for more, unless all {policy.nodes.maximum} are there"
+        progress.say(logging.WARNING, text, quiet=self._wanted.settings.progress == "off")
+
+    def _least(self) -> int:
+        """Return how many nodes a round needs."""
+        assert self._gathered is not None
+        return self._wanted.policy.round_minimum(had_quorum=not self._gathered.small)
 
     def _meet(self, gathered: Gathered, begun: Begin) -> Stores:
         meet = functools.partial(
@@ -168,11 +183,9 @@ class AgentHandler(RendezvousHandler):
         return self._gathering.state.round_wanted or self.is_closed()
 
     def _no_round_error(self, seconds: float) -> MingleError:
-        assert self._gathered is not None
-        least = self._wanted.policy.round_minimum(had_quorum=not self._gathered.small)
         return DiscoveryTimeoutError.explain(
             f"job {self.get_run_id()!r}: no round of the job began within {seconds:g} s.",
-            cause=f"fewer than {counted(least, 'node')} are there with their workers stopped",
+            cause=f"fewer than {counted(self._least(), 'node')} are there with their workers stopped",
             remedy="look at the output of the other nodes; --rdzv-conf=join_timeout=SECONDS waits longer.",
         )
 

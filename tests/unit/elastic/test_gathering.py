@@ -260,11 +260,14 @@ def test_agents_begin_rounds_together_and_learn_that_another_one_has_to_follow(j
     assert not any(agent.state.round_wanted for agent in several)
 
 
-def test_a_round_that_does_not_begin_is_not_waited_for_without_end(job: Job) -> None:
+def test_a_round_that_does_not_begin_is_not_waited_for_without_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mingle.elastic.gathering.REMARK_SECONDS", 0.05)
     several = [job.agent(2, 2) for _ in range(2)]
     gather(*several)
+    remarks: list[None] = []
     with pytest.raises(TimeoutError):
-        several[0].next_round((-1, -1), 0.1)
+        several[0].next_round((-1, -1), 0.3, lambda: remarks.append(None))
+    assert remarks == [None]
 
 
 @pytest.mark.parametrize("end", ["killed", "closed", "closed here"])

@@ -437,6 +437,20 @@ def test_a_round_that_does_not_begin_in_time_is_a_timeout(place: Place) -> None:
     assert "fewer than 2 nodes are there" in str(error.value), "MIN is less, and they could not keep the session"
 
 
+def test_a_long_wait_for_a_round_is_explained(
+    place: Place, pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers, gatherings = zip(*(make(place, 2, 3, config={"last_call_timeout": "1"}) for _ in range(2)), strict=True)
+    gatherings[0].waits_long = True
+    together(pool, list(handlers))
+    text = "job handled: waiting for a round; it takes 2 nodes or more whose workers have ended"
+    first = f"{text}, and the first one waits 1 s (last_call_timeout) for more, unless all 3 are there"
+    assert [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()] == [first]
+    caplog.clear()
+    together(pool, list(handlers))
+    assert [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()] == [text]
+
+
 def test_a_round_that_too_few_nodes_answer_is_a_timeout(place: Place) -> None:
     handler, gathering = make(place, 1, 1, config={"join_timeout": "1"})
     gathering.held = False
@@ -447,7 +461,7 @@ def test_a_round_that_too_few_nodes_answer_is_a_timeout(place: Place) -> None:
 def test_a_failure_of_the_gathering_is_an_error_that_says_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     handler, gathering = make(place, 1, 1)
 
-    def fail(_first: tuple[int, int], _seconds: float) -> None:
+    def fail(*_: object) -> None:
         raise MingleError.explain("its loop has failed", cause="a bug", remedy="report it")
 
     monkeypatch.setattr(gathering, "next_round", fail)
