@@ -58,7 +58,7 @@ class Place:
         """An agent waits for a round."""
         with self._lock:
             if self._rounds is not None and agent.member in self._seated:
-                agent.memory.ask_round(said)
+                agent.memory.wait_for_round(said)
                 self._rounds.said_next(agent.member, said, time.monotonic())
                 self.look()
 
@@ -89,7 +89,7 @@ class Place:
             assert server is not None
             server.abort()
             for member in self.members.values():
-                member.memory.ask_round(None)
+                member.memory.wait_for_round(None)
                 member.lost = reason
                 member.session_lost.set()
 

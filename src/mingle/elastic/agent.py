@@ -115,7 +115,7 @@ class Agent:
         self.check(now)
         if isinstance(self.part, ElasticHost | AgentMember) and self.memory.asked is None:
             asked = frames.Next(generation=first[0], number=first[1])
-            self.memory.ask_round(asked)
+            self.memory.wait_for_round(asked)
             self.part.say_of_round(asked, now)
 
     def ask_round(self, now: float) -> None:
@@ -154,7 +154,7 @@ class Agent:
 
     def _drop_part(self) -> None:
         self.part = self.outcome = None
-        self.memory.ask_round(None)
+        self.memory.wait_for_round(None)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 

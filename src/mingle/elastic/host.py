@@ -180,8 +180,8 @@ class ElasticHost(Host):
             if len(asked) < QUESTIONS:
                 asked[frame.number] = now
                 self.ask_round(now)
-        elif isinstance(frame, frames.Next | frames.Done) and seat is not None and seat.conn == conn and self.running:
-            self._round_said(seat.member, frame, now)
+        elif isinstance(frame, frames.Next | frames.Done) and is_member and self.running:
+            self._round_said(caller.hello.member, frame, now)
         elif isinstance(frame, frames.Leave) and frame.failed:
             self.registrar.lost(conn, now, frame.reason or "it left")
         super().caller_said(caller, frame, now)

@@ -149,7 +149,7 @@ class Memory:
         """The time by the wall clock, as JOIN has it."""
         return min(max(0, int(self.wall_clock())), frames.MAX_GENERATION)
 
-    def ask_round(self, asked: frames.Next | None) -> None:
+    def wait_for_round(self, asked: frames.Next | None) -> None:
         """Take note that the agent is in no round, and which one it waits for; None: it is in no session."""
         self.asked, self.round, self.round_wanted = asked, None, False
 

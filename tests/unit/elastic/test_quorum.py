@@ -71,7 +71,7 @@ def test_an_agent_is_in_the_round_that_it_has_asked_for_until_it_asks_again() ->
     begun = Begin(number=3, rank=0, size=2)
     memory.hear_of_round(begun)
     assert memory.round is None, "it has not asked"
-    memory.ask_round(Next())
+    memory.wait_for_round(Next())
     memory.hear_of_round(Wanted(number=3))
     assert not memory.round_wanted, "it is in no round"
     memory.hear_of_round(begun)
@@ -81,5 +81,5 @@ def test_an_agent_is_in_the_round_that_it_has_asked_for_until_it_asks_again() ->
     assert (memory.round, memory.round_wanted) == (begun, False)
     memory.hear_of_round(Wanted(number=3))
     assert memory.round_wanted
-    memory.ask_round(Next(generation=1, number=3))
+    memory.wait_for_round(Next(generation=1, number=3))
     assert (memory.round, memory.round_wanted) == (None, False)
