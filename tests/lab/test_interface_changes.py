@@ -7,7 +7,7 @@ import select
 import time
 
 import mingle
-from mingle.network.interfaces import LOOK_ANYWAY_SECONDS, InterfaceMonitor
+from mingle.network.interface_monitor import LOOK_ANYWAY_SECONDS, InterfaceMonitor
 from tests.lab import Lab, report
 
 SOON_SECONDS = LOOK_ANYWAY_SECONDS / 2

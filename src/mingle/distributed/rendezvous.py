@@ -34,7 +34,7 @@ from mingle.engine.discovery import Discovery
 from mingle.engine.party import process_identity
 from mingle.errors import ConfigurationError, MingleError, no_port, opening
 from mingle.job import Job, Member
-from mingle.network.interfaces import port_range
+from mingle.network.routes import port_range
 from mingle.protocol.machine import Formation, lone_formation, scoped
 
 logger = logging.getLogger("mingle")

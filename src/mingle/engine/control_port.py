@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mingle.config.settings import Family, Network
 from mingle.network.connections import Connections
-from mingle.network.interfaces import Interface, InterfaceMonitor, Kind
+from mingle.network.interface_monitor import InterfaceMonitor
+from mingle.network.interfaces import Interface, Kind
 from mingle.protocol.events import Address
 from mingle.protocol.machine import Endpoints
 from mingle.wire import datagrams

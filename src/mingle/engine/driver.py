@@ -30,7 +30,7 @@ from mingle.network import connections, folders
 from mingle.network.connections import Connections
 from mingle.network.folder import FolderStorage, Report
 from mingle.network.folders import Folders
-from mingle.network.interfaces import InterfaceMonitor
+from mingle.network.interface_monitor import InterfaceMonitor
 from mingle.protocol.effects import Answer, Dial, Effect, Hangup, Multicast, Notice, Reset, Write
 from mingle.protocol.events import (
     Accepted,

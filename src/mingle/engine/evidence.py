@@ -12,14 +12,10 @@ from mingle.config.settings import DEFAULT_PORT, Network
 from mingle.engine.rejections import Rejections
 from mingle.engine.udp_endpoint import UdpEndpoint
 from mingle.network.folders import Folders
-from mingle.network.interfaces import (
-    REMEMBERED_ADDRESSES,
-    InterfaceMonitor,
-    hardware_address,
-    neighbors,
-    reverse_path_drops,
-)
+from mingle.network.interface_monitor import REMEMBERED_ADDRESSES, InterfaceMonitor
+from mingle.network.interfaces import hardware_address
 from mingle.network.peers import HERE
+from mingle.network.routes import neighbors, reverse_path_drops
 from mingle.protocol.explain.observations import NetworkFacts
 from mingle.wire.datagrams import BROWSE_GROUP, truncate_utf8
 

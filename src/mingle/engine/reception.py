@@ -12,7 +12,7 @@ from collections import Counter
 
 from mingle.config.values import Secret
 from mingle.network.connections import bare_address
-from mingle.network.interfaces import InterfaceMonitor
+from mingle.network.interface_monitor import InterfaceMonitor
 from mingle.network.peers import Peers
 from mingle.network.transport import Received
 from mingle.protocol.events import Heard, HeardUnverified, Source

@@ -35,7 +35,7 @@ from mingle.errors import (
     refused,
 )
 from mingle.network.connections import bare_address, canonical_address, keep_open
-from mingle.network.interfaces import port_range
+from mingle.network.routes import port_range
 from mingle.protocol.effects import Effect, FormedStore, OpenStore, ProveStore
 from mingle.protocol.events import StoreFailed, StoreOpened, StoreProved, StoreUnreachable
 from mingle.text import endpoint_text

@@ -17,7 +17,7 @@ from functools import partial
 from mingle.config.settings import Network
 from mingle.engine.reception import Reception
 from mingle.engine.rejections import Rejections
-from mingle.network.interfaces import InterfaceMonitor
+from mingle.network.interface_monitor import InterfaceMonitor
 from mingle.network.local_relay import LocalRelay
 from mingle.network.peers import Peers
 from mingle.network.transport import Change, Received, Transport

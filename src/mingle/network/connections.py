@@ -19,7 +19,7 @@ from msgspec import Struct, field
 
 from mingle import forksafe
 from mingle.errors import InterfaceError, no_port
-from mingle.network.interfaces import port_range
+from mingle.network.routes import port_range
 
 READ_BYTES = 65_536
 DRAINED_READS = 16

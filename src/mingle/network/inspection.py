@@ -33,7 +33,8 @@ from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.diagnostics.firewall import Chain, Manager, Packet
 from mingle.errors import MingleError
 from mingle.network.connections import literal
-from mingle.network.interfaces import Interface, Kind, port_range, reverse_path_drops
+from mingle.network.interfaces import Interface, Kind
+from mingle.network.routes import port_range, reverse_path_drops
 from mingle.wire import frames
 
 TOOL_SECONDS = 2.0

@@ -32,7 +32,8 @@ from multicast_expert import IfaceInfo, McastRxSocket, McastTxSocket, os_multica
 from mingle import forksafe
 from mingle.config.settings import Family
 from mingle.errors import FREE_DESCRIPTORS, NO_DESCRIPTOR, NO_PORT, InterfaceError
-from mingle.network.interfaces import Interface, port_range
+from mingle.network.interfaces import Interface
+from mingle.network.routes import port_range
 from mingle.wire.datagrams import Group
 
 Version = Literal["4", "6"]

@@ -104,7 +104,7 @@ class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The member's interface that owns ``local_address``."""
     weak: bool = False
     """Whether it says nothing about the network of ``host_address``: see
-    :func:`mingle.network.interfaces.reached_weakly`."""
+    :func:`mingle.network.routes.reached_weakly`."""
 
     def __post_init__(self) -> None:
         make_printable(self, "interface")

@@ -27,7 +27,7 @@ from mingle.engine.discovery import Discovery
 from mingle.engine.party import make_room
 from mingle.engine.store import StoreServer
 from mingle.errors import DiscoveryTimeoutError, MingleError
-from mingle.network import interfaces
+from mingle.network import interface_monitor, interfaces
 from mingle.network.local_relay import LocalRelay
 from mingle.network.transport import Change
 from mingle.protocol.effects import CloseStore
@@ -485,7 +485,7 @@ def test_a_seal_that_is_called_off_while_its_store_is_opened_leaves_one_store(mo
 
 
 def test_an_interface_that_goes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "LOOK_ANYWAY_SECONDS", 0.05)
+    monkeypatch.setattr(interface_monitor, "LOOK_ANYWAY_SECONDS", 0.05)
     scan, gone, scans = interfaces.scan, threading.Event(), list[int]()
 
     def changing() -> tuple[interfaces.Interface, ...]:

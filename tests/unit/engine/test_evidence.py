@@ -14,7 +14,7 @@ from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.diagnostics import Detour
 from mingle.network import local_relay
-from mingle.network.interfaces import REMEMBERED_ADDRESSES
+from mingle.network.interface_monitor import REMEMBERED_ADDRESSES
 from mingle.protocol.effects import Multicast
 from mingle.protocol.events import (
     FoldersListed,

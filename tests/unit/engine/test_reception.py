@@ -13,7 +13,8 @@ import pytest
 from mingle.config.values import Peer, Secret
 from mingle.engine.reception import LOOKED_AT_UNVERIFIED, Reception
 from mingle.network import interfaces
-from mingle.network.interfaces import Interface, InterfaceMonitor
+from mingle.network.interface_monitor import InterfaceMonitor
+from mingle.network.interfaces import Interface
 from mingle.network.peers import Peers
 from mingle.network.transport import Received
 from mingle.protocol.events import Heard, HeardUnverified, Source

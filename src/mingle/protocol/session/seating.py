@@ -169,7 +169,7 @@ def common_address(host: HostSeat, members: Sequence[Sequence[Path]], *, without
 
     All ranks use the network of that address among each other, and a backend needs a mesh, not a star: an
     address counts only where no member's path to it shows that this member is on another one of the host's networks
-    (:func:`mingle.network.interfaces.reached_weakly`). If the user named the host's interfaces, their order decides
+    (:func:`mingle.network.routes.reached_weakly`). If the user named the host's interfaces, their order decides
     among those. Otherwise: first one that is not on a tunnel or on a bridge inside the host, then one that is not
     link-local (those need a scope), then one whose subnet holds the most members' own addresses (no router in between),
     then the host's own order of preference.

@@ -16,14 +16,9 @@ import pytest
 from msgspec.structs import replace
 
 from mingle.errors import InterfaceError
-from mingle.network import interfaces
-from mingle.network.interfaces import (
-    LOOK_ANYWAY_SECONDS,
-    LOOK_GAP_SECONDS,
-    LOOK_SECONDS,
-    Interface,
-    InterfaceMonitor,
-)
+from mingle.network import interface_monitor, interfaces, routes
+from mingle.network.interface_monitor import LOOK_ANYWAY_SECONDS, LOOK_GAP_SECONDS, LOOK_SECONDS, InterfaceMonitor
+from mingle.network.interfaces import Interface
 
 
 def nic(name: str, index: int, *addresses: str, up: bool = True) -> Interface:
@@ -52,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """It tells no news."""
     made = Machine(LO, ETH0)
     monkeypatch.setattr(interfaces, "scan", made.scan)
-    monkeypatch.setattr(interfaces, "_subscribe", lambda: None)
+    monkeypatch.setattr(interface_monitor, "_subscribe", lambda: None)
     return made
 
 
@@ -61,7 +56,7 @@ def news(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.s
     """Where the test writes that something has changed on the machine."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     theirs.setblocking(False)
-    monkeypatch.setattr(interfaces, "_subscribe", lambda: theirs)
+    monkeypatch.setattr(interface_monitor, "_subscribe", lambda: theirs)
     with ours, theirs:
         yield ours
 
@@ -130,7 +125,7 @@ def test_containers_that_come_and_go_change_nothing(machine: Machine) -> None:
 
 
 def test_interfaces_without_room_are_known(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "file_limit", lambda: 16)
+    monkeypatch.setattr(interface_monitor, "file_limit", lambda: 16)
     monitor = monitored()
     assert not monitor.left_out
     machine.found = (LO, ETH0, ETH1)
@@ -216,12 +211,12 @@ TWIN = replace(ETH1, addresses=(ip_interface("10.0.0.2/24"),))
 
 
 @pytest.fixture
-def routes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The interfaces by which this machine sends from each address of its own; the empty one is the kernel's choice."""
     table = {"": ETH0.index}
-    monkeypatch.setattr(interfaces, "egress", lambda address, source="": table.get(source, table[""]))
-    monkeypatch.setattr(interfaces, "_source_of", lambda address: "10.0.0.1")
-    monkeypatch.setattr(interfaces, "_is_neighbor", lambda address, interface: False)
+    monkeypatch.setattr(routes, "egress", lambda address, source="": table.get(source, table[""]))
+    monkeypatch.setattr(routes, "source_of", lambda address: "10.0.0.1")
+    monkeypatch.setattr(routes, "neighbors", lambda _interface: {})
     return table
 
 
@@ -237,22 +232,22 @@ def routes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     ],
 )
 def test_the_address_of_a_named_interface_is_bound_where_the_kernel_would_take_another(
-    machine: Machine, routes: dict[str, int], named: tuple[str, ...], address: str, source: str
+    machine: Machine, table: dict[str, int], named: tuple[str, ...], address: str, source: str
 ) -> None:
     machine.found = (LO, ETH0, TWIN)
     assert monitored(*named).source_for(address) == source
 
 
 def test_the_address_is_bound_by_which_a_rule_leads_to_the_named_interface(
-    machine: Machine, routes: dict[str, int]
+    machine: Machine, table: dict[str, int]
 ) -> None:
     machine.found = (LO, ETH0, TWIN)
-    routes["10.0.0.2"] = TWIN.index
+    table["10.0.0.2"] = TWIN.index
     assert monitored("eth1").source_for("203.0.113.1") == "10.0.0.2"
 
 
 def test_the_kernel_leads_astray_by_an_interface_that_was_not_named_or_has_no_carrier(
-    machine: Machine, routes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    machine: Machine, table: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.found = (LO, ETH0, TWIN)
     assert monitored().astray("10.0.0.9") is None, "none is named"
@@ -260,7 +255,7 @@ def test_the_kernel_leads_astray_by_an_interface_that_was_not_named_or_has_no_ca
     assert monitored("eth1").astray("203.0.113.1") is None, "no interface is known to lead there"
     found = monitored("eth1").astray("10.0.0.9")
     assert str(found) == "the kernel sends to 10.0.0.9 through eth0, and eth1 was named"
-    routes["10.0.0.2"] = TWIN.index
+    table["10.0.0.2"] = TWIN.index
     assert monitored("eth1").astray("10.0.0.9", "10.0.0.2") is None, "a rule leads there"
     machine.found = (LO, replace(ETH0, running=False), TWIN)
     for named in ((), ("eth1",)):
@@ -268,7 +263,7 @@ def test_the_kernel_leads_astray_by_an_interface_that_was_not_named_or_has_no_ca
         assert found is not None
         assert found.remedy == "plug in the cable of eth0, or set it down:\nsudo ip link set eth0 down"
     machine.found = (LO, ETH0, TWIN)
-    monkeypatch.setattr(interfaces, "_is_neighbor", lambda address, interface: interface == "eth0")
+    monkeypatch.setattr(routes, "neighbors", {"eth0": {"10.0.0.9": "52:54:00:00:00:09"}}.__getitem__)
     assert monitored("eth1").astray("10.0.0.9") is None, "somebody has answered for the address there"
     assert monitored("eth1").detour("10.0.0.9") is not None
 
@@ -283,7 +278,7 @@ def test_the_kernel_leads_astray_by_an_interface_that_was_not_named_or_has_no_ca
     ],
 )
 def test_the_kernel_leads_astray_by_an_interface_on_which_the_other_machine_is_not_heard(
-    machine: Machine, routes: dict[str, int], named: tuple[str, ...], heard: set[str], astray: bool
+    machine: Machine, table: dict[str, int], named: tuple[str, ...], heard: set[str], astray: bool
 ) -> None:
     eth0, eth1 = nic("eth0", 2, "169.254.0.1/16"), nic("eth1", 3, "169.254.1.1/16")
     machine.found = (LO, eth0, eth1)
@@ -300,11 +295,6 @@ def test_the_kernel_leads_astray_by_an_interface_on_which_the_other_machine_is_n
     assert not monitor.heard_astray({"169.254.1.2"}), "a connection stands"
 
 
-def test_the_kernel_says_by_which_interface_it_sends() -> None:
-    assert interfaces.egress("127.0.0.1") == interfaces.egress("127.0.0.1", "127.0.0.1") == socket.if_nametoindex("lo")
-    assert interfaces.egress("127.0.0.1", "192.0.2.1") == 0, "that is no address of this machine"
-
-
 def test_monitor_names_the_owner_of_an_address(machine: Machine) -> None:
     machine.found = (LO, ETH0, ETH1)
     monitor = monitored()
@@ -319,7 +309,7 @@ def test_monitor_names_the_owner_of_an_address(machine: Machine) -> None:
 
 
 def test_addresses_on_link(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "has_direct_route", lambda address: address == "192.0.2.9")
+    monkeypatch.setattr(routes, "has_direct_route", lambda address: address == "192.0.2.9")
     on_link = {
         each
         for each in ("10.0.0.7", "fd00::7", "fe80::7", "192.0.2.9", "10.0.1.7", "fd01::7", "203.0.113.1")
