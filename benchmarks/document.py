@@ -25,7 +25,7 @@ COST: Questions = (
         {"known address, with torch's retries": "known address"},
     ),
     (
-        "`mingle.init` on 4 hosts, all at once, to the process group",
+        "`mingle.init` on 4 hosts, started together, to the process group",
         "known_address",
         "mingle.init, 4 ranks",
         {"known address, with torch's retries": "known address, 4 ranks"},
@@ -86,6 +86,8 @@ PAIR: Questions = (
     ),
 )
 """The same for two nodes that can't reach each other."""
+MESH_OFF = ("known_address", "last_rank")
+"""The comparisons whose contender has no proof that all nodes reach each other, which by default it has."""
 GIVEN_UP = {"torchrun_recovery": 60.0, "broken_pair": 40.0}
 """When a comparison stops to wait, in seconds."""
 
@@ -98,8 +100,10 @@ INTRODUCTION = """\
 
 Medians, measured on one machine with two cores, where each host is a network namespace. They are mostly the CPU time of
 many processes; hosts with cores of their own are faster. "With torch's retries": a client of torch that comes before
-the store listens sleeps for half a second or so, and the median includes these rounds. [Method, spread and
-plots](benchmarks-method.md) has the rest. `make bench`, as root, measures all of it on your machine.
+the store listens sleeps for half a second or so, and the median includes these rounds. "Mesh off": without the
+[proof that all nodes reach each other](how-it-works.md#what-go-means), which is on by default; [what the proof
+costs](#where-mingle-is-slower). [Method, spread and plots](benchmarks-method.md) has the rest. `make bench`, as root,
+measures all of it on your machine.
 
 ## Start and overhead
 """
@@ -125,19 +129,20 @@ go on connecting.
 SLOWER = """\
 ## Where mingle is slower
 
-- **Than `init_process_group` with a known address**: {init4} times as long with 4 ranks and {init8} times with 8, if no
-  client comes before rank 0 listens. mingle also finds rank 0, confirms all ranks in a two-phase commit, and checks
-  that each of them reaches the store. A client that comes too early waits for half a second: hence the median above.
-- **For the proof that all nodes reach each other**, which the rows of `mingle.init` and of seven waiting ranks leave
-  out (`MINGLE_MESH=off`): `mingle.init` takes {mesh4} times as long with it on 4 hosts and {mesh8} on 8, and
-  {mesh_last} times if seven ranks wait and rank 0 comes last, where two cores carry all 12 or 56 connections.
+- **Than `init_process_group` with a known address**: with the mesh off {init4} times as long with 4 ranks and {init8}
+  times with 8, if no client comes before rank 0 listens. mingle also finds rank 0, confirms all ranks in a two-phase
+  commit, and checks that each of them reaches the store. A client that comes too early waits for half a second: hence
+  the median above.
+- **With the proof that all nodes reach each other**, the default: compared with the rows "mesh off", `mingle.init`
+  takes {mesh4} times as long on 4 hosts and {mesh8} times on 8, and {mesh_last} times as long if seven ranks wait and
+  rank 0 comes last. Two cores carry all 12 or 56 connections.
 - **Than a bare TCPStore with many ranks**: {scale} times as long with 1,024 ranks on two cores, torch's retries
   included. Each rank runs some ten milliseconds of Python; the store is C++. Ranks with a core each are
   [faster](#many-ranks).
 - **Than zeroconf by full name**, which looks up one registered address and confirms nothing.
 - **Than `mpirun`**, which is told the hosts: until a program runs on three of them, `mingle-run` takes {run} s, and
   `mpirun` {mpirun} s, with an ssh that costs nothing here.
-- **In CPU**: a job of 8 ranks costs {ours} ms, zeroconf's discovery {theirs} ms.
+- **In CPU**: a job of 8 ranks costs {ours} ms with the mesh off, zeroconf's discovery {theirs} ms.
 - **At import**: `import mingle` takes {bare} ms longer than an empty Python, and all that `mingle.init` needs {all} ms.
   Most of that is already loaded where torch is.
 """
@@ -145,10 +150,9 @@ SLOWER = """\
 MANY_RANKS = """\
 ## Many ranks
 
-Seconds until all have formed the job, simulated: the real state machines on a fake network with a virtual clock, which
-loses three tenths of all datagrams, without the proof that all nodes reach each other. "With work": all ranks begin at
-one moment; each process starts in 6 ms and handles each datagram, frame or timer in 0.3 ms, three times what was
-measured.
+Seconds until all have formed the job, simulated, mesh off: the real state machines with a virtual clock, on a fake
+network that loses three tenths of all datagrams. "With work": all ranks begin at one moment; each process starts in
+6 ms and handles each datagram, frame or timer in 0.3 ms, three times what was measured.
 
 | ranks | rank 0 comes last | datagrams a minute while all wait | with work, a core each | on two cores, no loss |
 |---:|---:|---:|---:|---:|
@@ -188,8 +192,8 @@ METHOD = """\
 
 Every host is a network namespace on one bridge, and every rank a process of its own, forked from one that has imported
 torch if it is not a fresh interpreter. Contenders take turns, A B A B …; each is the real package or the real torch.
-The proof that all nodes reach each other is off, but for torchrun, a script's start, many ranks on one machine, two
-nodes that can't reach each other, and where a name says so.
+"Mesh off": mingle runs with `MINGLE_MESH=off`, without the proof that all nodes reach each other. Everywhere else
+mingle runs with its defaults, but where a name says so.
 
 Figures are medians of n runs, with the 5th and the 95th percentile if there are at least five. Compare them only within
 one comparison: each was measured at another time, under another load.
@@ -226,7 +230,8 @@ def _method(ordered: Sequence[tuple[Comparison, Mapping[str, str]]]) -> str:
     """Return the page for developers: the method, and every comparison with its spread."""
     parts = [METHOD, *(f"Measured on {each}.\n" for each in dict.fromkeys(_about(about) for _, about in ordered))]
     for comparison, about in ordered:
-        named = f"`{comparison.name}`, load {about['load']}"
+        mesh = ", mesh off" if comparison.name in MESH_OFF else ""
+        named = f"`{comparison.name}`, load {about['load']}{mesh}"
         parts += [f"## {comparison.title}\n", f"{comparison.text}\n", *_picture(comparison)]
         parts += [f"{': '.join(filter(None, (named, _spread(comparison))))}.\n"]
     return "\n".join([*parts, SIMULATED])
@@ -260,7 +265,8 @@ def _cost(comparisons: Mapping[str, Comparison], questions: Questions = COST) ->
                 for other, contender in others.items()
                 if contender in there
             ]
-            lines.append(f"| {question} | {_figure(comparisons[name], ours)} | {'; '.join(shown)} |")
+            mesh = " (mesh off)" if name in MESH_OFF else ""
+            lines.append(f"| {question}{mesh} | {_figure(comparisons[name], ours)} | {'; '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -85,8 +85,7 @@ def titles(results: Mapping[str, Comparison]) -> dict[str, str]:
     died = "the store's host dies"
     ours, theirs = recovery[f"mingle, {died}"], recovery[f"c10d, {died}"]
     return {
-        "recovery": f"The node that holds the store dies:\nmingle trains again after {_seconds(ours)}, "
-        f"c10d in {_again(theirs)} of {len(theirs)} runs",
+        "recovery": f"The node that holds the store dies:\nmingle resumes in {_seconds(ours)}; {_again(theirs)}",
         "start": f"torchrun makes its first step after {_seconds(first_step['mingle'])} with mingle,\n"
         f"and after {_seconds(first_step['c10d'])} with c10d and a known endpoint",
         "how-it-works": "Ranks find each other by multicast,\nagree over TCP, and start together",
@@ -98,8 +97,8 @@ def _seconds(values: Sequence[float]) -> str:
 
 
 def _again(values: Sequence[float]) -> str:
-    count = sum(value < GIVEN_UP for value in values)
-    return str(count) if count else "none"
+    count, runs = sum(value < GIVEN_UP for value in values), len(values)
+    return f"c10d resumes in {count} of {runs} runs" if count else f"c10d does not in any of {runs} runs"
 
 
 def draw_figures(folder: Path = PICTURES) -> list[Path]:
@@ -168,7 +167,7 @@ def _draw_recovery(axes: Axes, results: Mapping[str, Comparison]) -> None:
             _median_label(axes, values, y, color)
     axes.set_xlim(-14, GIVEN_UP + 22)
     runs = len(samples[rows[0][0]])
-    note = f"seconds until all that are left train again; {runs} runs each, in turn; ×: not within {GIVEN_UP:.0f} s"
+    note = f"seconds until all that are left train again; {runs} runs each in turn; ×: not within {GIVEN_UP:.0f} s"
     _scale(axes, range(0, int(GIVEN_UP) + 1, 10), places, note)
 
 
@@ -187,7 +186,7 @@ def _draw_start(axes: Axes, results: Mapping[str, Comparison]) -> None:
         _median_label(axes, values, y, _color(name))
     most = max(value for _, values in rows for value in values)
     axes.set_xlim(-0.5 * most, 1.2 * most)
-    note = f"seconds from the start of the command; {len(rows[0][1])} runs each, in turn; mostly the import of torch"
+    note = f"seconds from the start of the command; {len(rows[0][1])} runs each in turn; mostly the import of torch"
     _scale(axes, range(int(most) + 1), places, note)
 
 

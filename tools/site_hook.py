@@ -82,7 +82,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Mark the home page for the style, and give a page with diagrams what draws them."""
+    """Mark the options and the home page for the style, and give a page with diagrams what draws them."""
+    html = re.sub(r"(?<![\w-])--[a-z][\w-]*(?=[^<>]*<)", r'<span class="option">\g<0></span>', html)
     if page.file.src_uri == HOME:
         return f'<div class="home">\n{html}\n</div>'
     if 'class="mermaid"' not in html:

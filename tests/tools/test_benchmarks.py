@@ -81,4 +81,4 @@ def test_a_figure_says_how_often_a_contender_trained_again() -> None:
     recovery = kept["torchrun_recovery"]
     samples = {**recovery.samples, "c10d, the store's host dies": [60.0, 60.0, 12.0]}
     title = plots.titles({**kept, "torchrun_recovery": dataclasses.replace(recovery, samples=samples)})["recovery"]
-    assert title.endswith("c10d in 1 of 3 runs")
+    assert title.endswith("; c10d resumes in 1 of 3 runs")

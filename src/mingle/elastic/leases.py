@@ -11,6 +11,7 @@ All times are of CLOCK_BOOTTIME, which goes on while a machine is suspended.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 PING_SECONDS = 1.0
@@ -30,6 +31,19 @@ BINDING_SECONDS = 10.0
 def is_fresh(at: float, now: float) -> bool:
     """Return whether the answer to a PING or a question of this moment can allow a round now."""
     return now < at + ANSWER_SECONDS
+
+
+def latest_common(spans: Iterable[tuple[float, float]], needed: int) -> float:
+    """Return the latest moment that is in so many of these spans, each from a moment to another; or minus infinity."""
+    if needed <= 0:
+        return float("inf")
+    ends = [(at, is_end) for begin, end in spans if begin <= end for at, is_end in ((begin, False), (end, True))]
+    present = 0
+    for at, is_end in sorted(ends, reverse=True):  # a span's end comes before the begin of one at the same moment
+        present += 1 if is_end else -1
+        if present >= needed:
+            return at
+    return float("-inf")
 
 
 @dataclass(slots=True)
@@ -68,6 +82,13 @@ class Leases:
         """Return when the last PING that a member has answered was sent."""
         return self._answered.get(member, float("-inf"))
 
+    def alive(self, member: bytes) -> tuple[float, float]:
+        """Return from when to when a member was certainly alive and in this session.
+
+        An agent that was killed and the one that was started in its place are not so at any moment together.
+        """
+        return self._sealed_at.get(member, float("inf")), self.answered_at(member)
+
     def forget(self, member: bytes) -> None:
         """End the lease of a member."""
         for kept in (self._sealed_at, self._until, self._answered):
@@ -80,8 +101,8 @@ class Hold:
 
     Attributes:
         until: when the session is lost if nothing more is heard of it.
-        proved_at: a moment at which no other session had a round. On the host, enough members have answered PINGs that
-            were sent at this moment or later; a member asked its host at this moment, and the host has said so.
+        proved_at: a moment at which no other session had a round. On the host, enough members were in the session at
+            this moment, as they have answered since; a member asked its host at this moment, and the host has said so.
     """
 
     until: float = float("-inf")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mingle.elastic.leases import GROWN_SECONDS, LEASE_SECONDS, Binding, Leases, is_fresh
+from mingle.elastic.leases import GROWN_SECONDS, LEASE_SECONDS, Binding, Leases, is_fresh, latest_common
 from mingle.errors import ConfigurationError, counted
 from mingle.protocol.explain.errors import SHARED_MACHINE
 from mingle.protocol.explain.observations import Agents
@@ -310,23 +310,30 @@ class Quorum(Admission):
 
     def kept_until(self) -> float:
         """Return the time at which too few leases will be valid to keep the session."""
-        return self._of_enough(map(self.leases.until, self._others()))
-
-    def proved_at(self) -> float:
-        """Return since when PINGs were sent that enough members have answered."""
-        return self._of_enough(map(self.leases.answered_at, self._others()))
-
-    def _of_enough(self, times: Iterable[float]) -> float:
-        """Return the least of the greatest times, one for each member that must count beside the host."""
         needed = self.wanted - 1
         if needed <= 0:
             return float("inf")
-        ranked = sorted(times, reverse=True)
+        ranked = sorted(map(self.leases.until, self._others()), reverse=True)
         return ranked[needed - 1] if needed <= len(ranked) else float("-inf")
 
+    def proved_at(self) -> float:
+        """Return the latest moment at which enough members were alive and in the session, all together."""
+        return latest_common(map(self.leases.alive, self._others()), self.wanted - 1)
+
     def note_quorum(self, now: float) -> None:
-        """Check whether a session that started small now has F members."""
-        self.had_quorum |= len(self._founders_among(self.counting(now), now)) >= self.policy.nodes.founders
+        """Check whether a session that started small has had F members that could have founded it.
+
+        They must have been there at one moment: an agent that was killed has a lease for a while, and the one in its
+        place can help another session.
+        """
+        if self.had_quorum:
+            return
+        nodes, leases = self.policy.nodes, self.leases
+        alive = {seat.member: leases.alive(seat.member) for seat in self.seats.members() if seat.conn is not None}
+        alive[self.seats.own.member] = float("-inf"), now
+        grown = [(max(begin, self._grown_at(member)), end) for member, (begin, end) in alive.items()]
+        moments = latest_common(grown, nodes.founders), latest_common(alive.values(), nodes.maximum)
+        self.had_quorum = max(moments) > float("-inf")
 
     # --- the newcomers that fit in -----------------------------------------------------------------------------------
 
