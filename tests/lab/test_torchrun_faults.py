@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from mingle.elastic.rounds import STOP_SECONDS
 from tests.support.levels import chosen, repeated, soaking
 
 from . import Host, Lab
@@ -19,6 +20,8 @@ MakeJob = Callable[..., Job]
 KILLED_SECONDS, CUT_SECONDS = (15.0, 40.0) if soaking() else (40.0, 75.0)
 """How soon the survivors train again after a node was killed, and after its link was cut: 26.7 s were seen at a load of
 11. Without a recovery it is never."""
+KILL_SECONDS = 30.0
+"""After how long torchrun kills a worker that ignores SIGTERM."""
 START_SECONDS = 6.0
 """How soon an idle machine with two cores makes its first step. A slower one gets the difference once more."""
 
@@ -208,6 +211,50 @@ def test_an_agent_that_is_stopped_for_a_moment_restarts_no_workers(lab: Lab, job
     at = time.monotonic()
     made.until(lambda: all(made.said(host)[-1]["at"] > at + 10 for host in hosts), "all to go on")
     assert len(made.rounds()) == len(hosts)
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("victim", chosen(["host"], soak=["other"]))
+def test_a_torchrun_that_hangs_is_left_behind_and_takes_its_place_again(
+    lab: Lab, job: MakeJob, victim: str, seed: int
+) -> None:
+    made, hosts = three_in_training(lab, job, f"hangs-{victim}-{seed}")
+    lost, rest = survivors(made, hosts, of_host=victim == "host")
+    places = {host: made.said(host, "started")[-1]["rank"] for host in hosts}
+    made.agents[lost].stop()
+    at = time.monotonic()
+    again = made.wait_for_group(rest, since=at)
+    print(f"the others trained again {again - at:.1f} s after the {victim}'s torchrun was stopped")
+    assert again - at < CUT_SECONDS + made.late_seconds
+    made.agents[lost].resume()
+    resumed = time.monotonic()
+    whole = made.wait_for_group(hosts, since=resumed)
+    print(f"three again {whole - resumed:.1f} s after it went on")
+    assert {host: made.said(host, "started")[-1]["rank"] for host in hosts} == places
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_worker_that_ignores_sigterm_holds_a_round_up_until_torchrun_kills_it(
+    lab: Lab, job: MakeJob, seed: int
+) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    deaf = hosts[1]
+    # Without collectives: a worker in a collective would end with it.
+    made = job(f"deaf-{seed}", "2:3", restarts=3, conf="", script=["--alone", f"--deaf={deaf.name}", "--crash=1"])
+    at = time.monotonic()
+    made.start(*hosts)
+    made.until(lambda: len(made.rounds()) == 3, "the first round")
+    began = made.rounds()[-1][0]
+    made.until(lambda: len(made.rounds()) == 6, "the round after the crash")
+    again = made.rounds()[-1][0]
+    print(f"the first round {began - at:.1f} s after the start, the next one {again - began:.1f} s later")
+    assert KILL_SECONDS <= again - began < STOP_SECONDS
+    assert made.group(deaf) == tuple(host.name for host in hosts)
     made.finish(*hosts)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.levels import repeated
+from mingle.protocol.member import LEFT_OUT_SECONDS
+from tests.support.levels import repeated, soaking
 
 from . import Host, Lab
 from .scenarios import wait_for_log
@@ -18,6 +20,10 @@ MakeJob = Callable[..., Job]
 CONF = "last_call_timeout=3,mesh=on"
 MENDED_SECONDS = 60.0
 """By when a node comes in after the network was mended: it asks every 30 s, and torch makes a new round."""
+
+
+TRIES_SECONDS = 300.0 if soaking() else 45.0
+"""For how long a node that can't reach a member comes again and again."""
 
 
 @pytest.fixture
@@ -71,6 +77,30 @@ def test_a_node_that_reaches_not_all_is_left_out_until_the_network_is_mended(lab
     mended = time.monotonic()
     made.wait_for_group(hosts, since=mended, seconds=MENDED_SECONDS + 30.0)
     made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=2))
+def test_a_filtered_node_that_comes_again_and_again_restarts_nobody(lab: Lab, job: MakeJob, seed: int) -> None:
+    made = job(f"filtered-{seed}", "2:3", conf=CONF)
+    hosts = hosted(lab, made, 3)
+    one, filtered = hosts[1:]
+    cut(one, filtered)
+    made.start(one)
+    made.wait_for_group([hosts[0], one])
+    began, starts = time.monotonic(), 0
+    while time.monotonic() < began + TRIES_SECONDS:
+        made.start(filtered)
+        starts += 1
+        wait_for_log(made.agents[filtered], "this node gets no place", SECONDS)
+        if starts % 2 == 0:  # each second one asks again by itself
+            threading.Event().wait(LEFT_OUT_SECONDS + 5.0)
+        filtered.kill()
+    print(f"{starts} starts in {time.monotonic() - began:.0f} s")
+    assert len(made.rounds()) == 2, "one round of two nodes"
+    made.stop_file.touch()
+    for host in hosts[:2]:
+        made.agents[host].result(SECONDS)
 
 
 @pytest.mark.soak

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -29,10 +30,13 @@ def main() -> None:
     parser.add_argument("--crash", type=int, default=0, help="so many attempts of rank 0's end in a crash")
     parser.add_argument("--fail", type=Path, help="the worker on the host that this file names fails")
     parser.add_argument("--alone", action="store_true", help="no collectives: no worker feels another one's end")
+    parser.add_argument("--deaf", help="the workers on the host of this name ignore SIGTERM")
     parser.add_argument("--device", default="cpu", help="where the tensors are; on a GPU NCCL reduces them")
     arguments = parser.parse_args()
     here = os.uname().nodename
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if arguments.deaf == here:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if arguments.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group({"cpu": "gloo", "cuda": "nccl"}[arguments.device])

@@ -1,0 +1,90 @@
+"""Nodes of a torchrun job that come again and again, or one by one: how often they restart the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.levels import chosen, repeated
+
+from . import Host, Lab
+from .torchrun_jobs import Job, jobs
+
+pytestmark = pytest.mark.timeout(600)
+MakeJob = Callable[..., Job]
+
+LAST_CALL = 30.0
+"""Torch's default: newcomers that make the session full restart the others once in this time, and any other newcomers
+once the round is older than this."""
+LOOP_SECONDS = 65.0
+UP_SECONDS, DOWN_SECONDS = 2.0, 1.0
+"""How long the node of a crash loop runs, and how long it does not."""
+GAP_SECONDS = 6.0
+"""How long after one another nodes trickle in."""
+
+
+@pytest.fixture
+def job() -> Iterator[MakeJob]:
+    with jobs() as make:
+        yield make
+
+
+def rounds_of(made: Job, host: Host, since: float) -> list[float]:
+    """When the torchrun of a host got its rounds."""
+    return [at for at, name, _ in made.rounds(since) if name == host.name]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize(("nodes", "count"), chosen([("2:3", 3), ("2:5", 4)], soak=[("2:4", 4)]))
+def test_a_node_in_a_crash_loop_restarts_the_others_seldom(
+    lab: Lab, job: MakeJob, nodes: str, count: int, seed: int
+) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(count)]
+    made = job(f"loop-{count}-{seed}", nodes, restarts=99, conf="")
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    holder = made.store_host(hosts)
+    looping = next(host for host in hosts if host is not holder)
+    others = [host for host in hosts if host is not looping]
+    at, deaths = time.monotonic(), 0
+    while time.monotonic() < at + LOOP_SECONDS:
+        looping.kill()
+        deaths += 1
+        threading.Event().wait(DOWN_SECONDS)
+        made.start(looping)
+        threading.Event().wait(UP_SECONDS)
+    looping.kill()
+    end = time.monotonic()
+    made.wait_for_group(others, since=end)
+    restarts = [[round(when - at, 1) for when in rounds_of(made, host, at)] for host in others]
+    print(f"{deaths + 1} deaths in {end - at:.0f} s, rounds of the others after {restarts} s")
+    # A session that it makes full takes it in at once, and again after each last call; any other one only then.
+    # The first loss costs a round, and so do each return that the others take in, and the loss that follows.
+    returns = (1 if nodes.endswith(f":{count}") else 0) + int((end - at) / LAST_CALL)
+    assert all(1 <= len(each) <= 1 + 2 * returns for each in restarts)
+    made.finish(*others)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_nodes_that_trickle_in_do_not_restart_the_first_one_each_time(lab: Lab, job: MakeJob, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(4)]
+    made = job(f"trickle-{seed}", "1:4", restarts=9, conf="")
+    made.start(hosts[0])
+    made.wait_for_group(hosts[:1])
+    at = time.monotonic()
+    for host in hosts[1:]:
+        made.start(host)
+        threading.Event().wait(GAP_SECONDS)
+    whole = made.wait_for_group(hosts, since=at)
+    restarts = rounds_of(made, hosts[0], at)
+    print(f"four trained {whole - at:.1f} s after the start of the second; restarts of the first: {len(restarts)}")
+    # At most one when its round is older than a last call, and one when the job is whole.
+    assert len(restarts) <= 2
+    made.finish(*hosts)
