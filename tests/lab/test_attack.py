@@ -14,7 +14,7 @@ import pytest
 from mingle.protocol.links.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
 from mingle.protocol.sightings import SILENT_SECONDS
 from mingle.wire import datagrams
-from tests.support.levels import repeated, soaking
+from tests.support.levels import chosen, repeated, soaking
 
 from . import Host, Lab, Rank
 from .attacker import (
@@ -150,6 +150,10 @@ APART_SECONDS = 2.5
 """How long the same is claimed before the contrary: longer than a race for a session that does not answer."""
 
 
+def ranks_are(given: bool) -> str:
+    return "given" if given else "assigned"
+
+
 def form_under_claims(hosts: list[Host], job_id: str, *, given: bool, **arguments: Any) -> float:
     """Return how long the slowest rank took."""
     if given:
@@ -164,7 +168,7 @@ def form_under_claims(hosts: list[Host], job_id: str, *, given: bool, **argument
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
+@pytest.mark.parametrize("given", chosen([True], soak=[False]), ids=ranks_are)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_run_that_is_played_again_holds_nobody_up_for_long(lab: Lab, given: bool, seed: int) -> None:
     """What was signed with the job's secret, while the port of the earlier host drops what comes."""
@@ -185,7 +189,7 @@ def test_a_run_that_is_played_again_holds_nobody_up_for_long(lab: Lab, given: bo
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
+@pytest.mark.parametrize("given", chosen([False], soak=[True]), ids=ranks_are)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_session_that_is_now_open_and_now_sealed_holds_nobody_up_for_long(lab: Lab, given: bool, seed: int) -> None:
     network = lab.network()
@@ -197,7 +201,7 @@ def test_a_session_that_is_now_open_and_now_sealed_holds_nobody_up_for_long(lab:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("uid", [None, 65534])
+@pytest.mark.parametrize("uid", chosen([65534], soak=[None]))
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_a_local_message_with_an_invalid_destination_harms_nothing(lab: Lab, seed: int, uid: int | None) -> None:
     """Sent by a process of the same user or of another one, on two hosts, while the ranks form."""

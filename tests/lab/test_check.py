@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.levels import repeated, soaking
+from tests.support.levels import chosen, repeated, soaking
 
 from . import Lab
 from .checks import (
@@ -71,7 +71,7 @@ def test_healthy_hosts_with_link_local_addresses_alone_raise_no_alarm(lab: Lab) 
 
 @soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("fault", ["slow-machine", "slow-direction", "slow-pair"])
+@pytest.mark.parametrize("fault", chosen(["slow-direction"], soak=["slow-machine", "slow-pair"]))
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_slow_link_is_named(lab: Lab, fault: str, seed: int) -> None:
     hosts = hosts_of(lab, 4)
@@ -103,7 +103,7 @@ def test_lost_jumbo_frames_are_named(lab: Lab, seed: int) -> None:
 
 @soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("pair", [(1, 2), (0, 2)], ids=["of workers", "with rank 0"])
+@pytest.mark.parametrize("pair", chosen([(0, 2)], soak=[(1, 2)]), ids=str)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_filter_after_the_job_has_formed_is_named(lab: Lab, tmp_path: Path, pair: tuple[int, int], seed: int) -> None:
     hosts = hosts_of(lab, 3)
@@ -122,8 +122,7 @@ def test_a_filter_after_the_job_has_formed_is_named(lab: Lab, tmp_path: Path, pa
 
 @soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("victim", [2, 0])
-@pytest.mark.parametrize("how", ["ended", "silent"])
+@pytest.mark.parametrize(("how", "victim"), chosen([("ended", 0), ("silent", 2)], soak=[("ended", 2), ("silent", 0)]))
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how: str, victim: int, seed: int) -> None:
     hosts = hosts_of(lab, 3)
@@ -142,7 +141,7 @@ def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how
 
 @soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("victim", [2, 0])
+@pytest.mark.parametrize("victim", chosen([2], soak=[0]))
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_rank_without_descriptors_is_named(lab: Lab, tmp_path: Path, victim: int, seed: int) -> None:
     hosts = hosts_of(lab, 3)

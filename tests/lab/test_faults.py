@@ -58,7 +58,7 @@ def test_a_worker_is_killed_after_it_joined(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(2, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
 @pytest.mark.parametrize("victim", [0, 1])
 def test_rank_killed_while_the_job_seals_is_replaced(lab: Lab, victim: int, seed: int) -> None:
     """The kill comes within the few milliseconds between the last JOIN and GO, wherever chance puts it."""
@@ -121,7 +121,10 @@ def accept_and_never_speak(address: str) -> None:
             kept.append(server.accept())
 
 
-@pytest.mark.parametrize("listener", [False, True], ids=["refused", "silent"])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "listener", chosen([True], soak=[False]), ids=lambda listener: "silent" if listener else "refused"
+)
 def test_an_announcement_of_a_dead_rank_zero_does_not_hold_up_the_next(lab: Lab, listener: bool) -> None:
     def form() -> float:
         network = lab.network()
@@ -181,8 +184,11 @@ AWAY_SECONDS = {"cut": 5.0, "stop": 10.0} if soaking() else {"cut": 2.0, "stop":
 # --- links and pauses -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", ["seeking", "gathering"])
-@pytest.mark.parametrize("fault", ["cut", "stop"])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("fault", "phase"),
+    chosen([("cut", "seeking"), ("stop", "gathering")], soak=[("cut", "gathering"), ("stop", "seeking")]),
+)
 def test_rank_zero_is_away_for_a_while(lab: Lab, phase: str, fault: str) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -199,7 +205,7 @@ def test_rank_zero_is_away_for_a_while(lab: Lab, phase: str, fault: str) -> None
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(2, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
 @pytest.mark.parametrize("fault", ["cut", "stop"])
 def test_rank_zero_is_away_while_the_job_seals(lab: Lab, fault: str, seed: int) -> None:
     network = lab.network()
@@ -215,8 +221,14 @@ def test_rank_zero_is_away_while_the_job_seals(lab: Lab, fault: str, seed: int) 
     check(results(ranks), hosts, hosts[0])
 
 
-@pytest.mark.parametrize("phase", ["seeking", "gathering", "complete"])
-@pytest.mark.parametrize("fault", ["cut", "stop"])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("fault", "phase"),
+    chosen(
+        [("stop", "seeking"), ("cut", "gathering"), ("cut", "complete")],
+        soak=[("cut", "seeking"), ("stop", "gathering"), ("stop", "complete")],
+    ),
+)
 def test_rank_zero_is_away_for_good(lab: Lab, phase: str, fault: str) -> None:
     """No call hangs past its deadline."""
     network = lab.network()

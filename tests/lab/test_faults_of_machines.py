@@ -20,7 +20,7 @@ import pytest
 
 import mingle
 from mingle.engine import store
-from tests.support.levels import repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab, Rank, report
 from .attacker import PORT
@@ -78,8 +78,7 @@ def test_datagrams_are_doubled_and_overtake_each_other(lab: Lab, seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", REPEATS)
-@pytest.mark.parametrize("direction", ["in", "out"])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "direction"), chosen([(0, "in"), (1, "out")], soak=[(0, "out"), (1, "in")]))
 def test_a_host_hears_and_is_not_heard_for_a_while(lab: Lab, victim: int, direction: Any, seed: int) -> None:
     """Or the reverse. Nothing passes that way, TCP included, while the last rank comes."""
     hosts = trio(lab)
@@ -94,7 +93,7 @@ def test_a_host_hears_and_is_not_heard_for_a_while(lab: Lab, victim: int, direct
 
 
 @pytest.mark.parametrize("seed", REPEATS)
-@pytest.mark.parametrize("ranks_from", ["given", "assigned"])
+@pytest.mark.parametrize("ranks_from", chosen(["assigned"], soak=["given"]))
 def test_name_servers_that_do_not_answer(lab: Lab, ranks_from: str, seed: int) -> None:
     """A name among the peers is never resolved, and torch looks up the name of each host that it connects to."""
     network = lab.network()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.levels import repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab
 from .faults import run, try_rank
@@ -92,8 +92,22 @@ def lines_of_doctor(host: Host, _rank: int, _job: str) -> list[str]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("told", [lines_of_error, lines_of_doctor], ids=["by the error", "by doctor"])
-@pytest.mark.parametrize("rules", HOSTS.values(), ids=HOSTS)
+@pytest.mark.parametrize(
+    ("told", "rules"),
+    chosen(
+        [
+            (lines_of_doctor, "drops what comes in"),
+            (lines_of_error, "drops what comes in and what goes out"),
+            (lines_of_error, "has two tables that drop"),
+        ],
+        soak=[
+            (lines_of_error, "drops what comes in"),
+            (lines_of_doctor, "drops what comes in and what goes out"),
+            (lines_of_doctor, "has two tables that drop"),
+        ],
+    ),
+    ids=lambda each: each if isinstance(each, str) else each.__name__,
+)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_one_paste_opens_what_a_job_needs_to_its_hosts_alone(
     lab: Lab, rules: str, told: Callable[[Host, int, str], list[str]], seed: int
@@ -101,7 +115,7 @@ def test_one_paste_opens_what_a_job_needs_to_its_hosts_alone(
     network = lab.network(link_local=False)
     hosts = [lab.host(network) for _ in range(2)]
     for host in hosts:
-        host.namespace.nft(rules)
+        host.namespace.nft(HOSTS[rules])
     for rank, host in enumerate(hosts):
         lines = told(host, rank, f"paste {seed}")
         assert not any(line.endswith(".") for line in lines), lines
@@ -141,7 +155,7 @@ def by_mingle_run(hosts: list[Host]) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("door", [by_init, by_torchrun, by_mingle_run], ids=["init", "torchrun", "mingle-run"])
-@pytest.mark.parametrize("hooks", [("input",), ("input", "output")], ids="-and-".join)
+@pytest.mark.parametrize("hooks", chosen([("input", "output")], soak=[("input",)]), ids="-and-".join)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_job_forms_with_the_rule_set_of_the_page(
     lab: Lab, hooks: tuple[str, ...], door: Callable[[list[Host]], None], seed: int

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mingle.config import placement
-from tests.support.levels import repeated
+from tests.support.levels import chosen, repeated
 
 from . import UDP, Host, Lab, Rank
 from .host import Direction
@@ -39,7 +39,7 @@ def random_start(seed: int, world_size: int) -> tuple[list[int], list[float]]:
 @pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
-@pytest.mark.parametrize(("machines", "per_machine"), [(4, 1), pytest.param(2, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("machines", "per_machine"), chosen([(4, 1)], soak=[(2, 4)]))
 def test_any_order_of_starts(lab: Lab, machines: int, per_machine: int, seed: int) -> None:
     network = lab.network()
     hosts = [host for _ in range(machines) for host in [lab.host(network)] * per_machine]
@@ -50,7 +50,7 @@ def test_any_order_of_starts(lab: Lab, machines: int, per_machine: int, seed: in
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
-@pytest.mark.parametrize("percent", [30, 50])
+@pytest.mark.parametrize("percent", chosen([50], soak=[30]))
 def test_loss_at_every_receiver(lab: Lab, percent: int, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(4)]
@@ -69,8 +69,7 @@ def train_on_a_clone(job_id: str, rank: int, world_size: int) -> dict[str, Any]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("direction", ["in", "out"])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "direction"), chosen([(0, "out"), (1, "in")], soak=[(0, "in"), (1, "out")]))
 def test_multicast_that_passes_one_way_only(lab: Lab, victim: int, direction: Direction, seed: int) -> None:
     """A host that hears none, or that none hears; unicast and TCP pass."""
     network = lab.network()
@@ -108,7 +107,8 @@ def test_one_door_per_rank(lab: Lab) -> None:
             assert result["exported"]["GLOO_SOCKET_IFNAME"] == hosts[rank].interface()
 
 
-@pytest.mark.parametrize("job_id", ["tränen-任务", "a job/with spaces", "ü" * 128])
+@pytest.mark.soak
+@pytest.mark.parametrize("job_id", chosen(["a job/with tränen-任务"], soak=["ü" * 128]))
 def test_job_ids_in_any_script(lab: Lab, job_id: str) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]

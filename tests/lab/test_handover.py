@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mingle
-from tests.support.levels import repeated
+from tests.support.levels import chosen, repeated
 
 from . import UDP, Host, Lab
 from .scenarios import TIMEOUT, report_log, results
@@ -43,7 +43,7 @@ def ranks_of(hosts: Sequence[Host], job_id: str, *, pause: float = 0.3, **argume
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("mesh", ["warn", "off"])
+@pytest.mark.parametrize("mesh", chosen(["warn"], soak=["off"]))
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_first_that_not_all_reach_is_not_asked_to_lead(lab: Lab, mesh: str, seed: int) -> None:
     first, host, last = hosts_of(lab)
@@ -64,7 +64,7 @@ def test_the_first_leads_on_a_network_of_link_local_addresses(lab: Lab, seed: in
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("percent", [5, 10])
+@pytest.mark.parametrize("percent", chosen([10], soak=[5]))
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_the_first_leads_where_packets_are_lost(lab: Lab, percent: int, seed: int) -> None:
     hosts = hosts_of(lab)

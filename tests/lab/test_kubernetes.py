@@ -12,7 +12,7 @@ import yaml
 
 import mingle
 from mingle.config.launchers import INDEXED_JOB
-from tests.support.levels import repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab
 from .name_server import serve_name
@@ -79,7 +79,7 @@ def test_the_pods_of_the_example_find_rank_0_by_its_name(lab: Lab) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("ranks_from", ["given", "assigned"])
+@pytest.mark.parametrize("ranks_from", chosen(["given"], soak=["assigned"]))
 def test_pods_of_several_nodes_that_name_no_peers_say_what_to_set(lab: Lab, ranks_from: str, seed: int) -> None:
     """Multicast passes between pods of one node, which proves nothing: two of each node hear each other."""
     pods = pods_of(lab, ["digits-0", "digits-1", "digits-2", "digits-3"], nodes=2)

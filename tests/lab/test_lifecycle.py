@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import mingle
 from mingle.distributed import gloo
+from tests.support.levels import chosen
 from tests.support.loopback import until
 
 from . import Lab, leak_check, report
@@ -52,7 +53,8 @@ def interrupted(rank: int) -> None:
             report("left", threads=threading.active_count(), environment=os.environ.get("MASTER_ADDR"))
 
 
-@pytest.mark.parametrize("moment", ["open", "seeking", "seated"])
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", chosen(["seeking", "seated"], soak=["open"]))
 def test_control_c(lab: Lab, moment: str) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(2)]
@@ -98,15 +100,14 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("order", [("torch.distributed", "mingle"), ("mingle", "torch")])
-def test_fresh_interpreters_in_either_order_of_imports(lab: Lab, order: tuple[str, str]) -> None:
+def test_fresh_interpreters_in_either_order_of_imports(lab: Lab) -> None:
     network = lab.network()
     ranks = [
         lab.host(network).run(
-            ["python", "-c", SCRIPT.format(first=order[0], second=order[1], rank=rank)],
+            ["python", "-c", SCRIPT.format(first=first, second=second, rank=rank)],
             env={"OMP_NUM_THREADS": "1"},
         )
-        for rank in range(2)
+        for rank, (first, second) in enumerate([("torch.distributed", "mingle"), ("mingle", "torch")])
     ]
     for rank in ranks:
         assert rank.wait(60) == 0

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import mingle
-from tests.support.levels import repeated, soaking
+from tests.support.levels import chosen, repeated, soaking
 
 from . import Host, Lab
 from .scenarios import TIMEOUT, check, least, report_log, results, train, wait_for_log
@@ -96,7 +96,10 @@ AFTER_SYN = {
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("rule", AFTER_SYN)
+@pytest.mark.parametrize(
+    "rule",
+    chosen(["all but SYNs", "on its way out"], soak=["what belongs to a connection", "what an accept of SYNs leaves"]),
+)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_firewall_that_lets_nothing_but_syns_pass_is_named(lab: Lab, rule: str, seed: int) -> None:
     """The connections of one host open and stay silent, as if another program had accepted them."""
@@ -179,7 +182,11 @@ def test_a_black_hole_for_large_packets(lab: Lab, seed: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("length", "others"), [pytest.param(31, [3], id="all but rank 3"), pytest.param(32, [2, 3], id="rank 0 only")]
+    ("length", "others"),
+    chosen(
+        [pytest.param(31, [3], id="all but rank 3")],
+        soak=[pytest.param(32, [2, 3], id="rank 0 only")],
+    ),
 )
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_wrong_netmask(lab: Lab, length: int, others: list[int], seed: int) -> None:
@@ -207,7 +214,7 @@ FOREIGN = {
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("program", FOREIGN)
+@pytest.mark.parametrize("program", chosen(["speaks", "says nothing"], soak=["answers"]))
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_another_program_answers_for_a_worker(lab: Lab, program: str, seed: int) -> None:
     """What rank 2 opens to rank 1, on whatever port, comes to another program; the other direction works."""
@@ -275,7 +282,7 @@ def test_with_warn_the_job_forms_and_rank_0_names_the_pair(lab: Lab, seed: int) 
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("mesh", ["warn", "on", "off"])
+@pytest.mark.parametrize("mesh", chosen(["warn", "on"], soak=["off"]))
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_mingle_run_warns_or_refuses(lab: Lab, mesh: str, seed: int) -> None:
     hosts = four(lab)[:3]
@@ -324,7 +331,7 @@ BLAMED = ("MTU", "another program", "is also the address of another machine", "n
 
 @pytest.mark.soak
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("seed", repeated(2, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_no_host_is_blamed_where_three_of_ten_tcp_packets_are_lost(lab: Lab, seed: int) -> None:
     """Such a job often forms in its 30 s; where it does not, no line names another cause and leaves out the loss."""
     hosts = four(lab)
@@ -354,7 +361,7 @@ def busy_processors(host: Host) -> Iterator[None]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", repeated(2, soak=200))
+@pytest.mark.parametrize("seed", repeated(1, soak=200))
 def test_no_alarm_where_packets_are_lost_processors_are_busy_and_a_rank_is_stopped(lab: Lab, seed: int) -> None:
     """It is stopped for 3 s at a moment between the last start and GO, wherever chance puts it."""
     hosts = four(lab)

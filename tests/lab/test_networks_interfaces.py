@@ -61,7 +61,7 @@ def three_networks(lab: Lab, docker: bool = True) -> tuple[Network, Network, lis
 @pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("ranks_are", [pytest.param("given", marks=pytest.mark.slow), "assigned"])
+@pytest.mark.parametrize("ranks_are", chosen(["assigned"], soak=["given"]))
 def test_a_network_that_all_share_is_chosen_among_many(lab: Lab, ranks_are: str, seed: int) -> None:
     management, _, hosts = three_networks(lab)
     if ranks_are == "given":
@@ -80,10 +80,10 @@ def test_a_network_that_all_share_is_chosen_among_many(lab: Lab, ranks_are: str,
     assert max(result["elapsed"] for result in found) < 20
 
 
-@pytest.mark.parametrize("named_by", ["all", "rank 0", "the others"])
+@pytest.mark.parametrize("named_by", ["rank 0", "the others"])
 def test_the_named_interface_is_used(lab: Lab, named_by: str) -> None:
     _, fast, hosts = three_networks(lab)
-    names = {"all": {0, 1, 2, 3}, "rank 0": {0}, "the others": {1, 2, 3}}[named_by]
+    names = {"rank 0": {0}, "the others": {1, 2, 3}}[named_by]
     ranks = [
         host.start(train, "named", rank, 4, env={"MINGLE_INTERFACE": "fast0"} if rank in names else None)
         for rank, host in enumerate(hosts)
@@ -233,7 +233,7 @@ def test_more_interfaces_than_files_leave_out_those_that_are_not_the_network(lab
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("whose", ["rank 0", "a waiting rank", "all"])
+@pytest.mark.parametrize("whose", chosen(["all"], soak=["rank 0", "a waiting rank"]))
 def test_a_nic_goes_down_and_up_while_ranks_wait(lab: Lab, whose: str, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -338,7 +338,7 @@ def joined_by_a_cable(lab: Lab, first: int) -> list[Host]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("astray", ["both", "rank 0"])
+@pytest.mark.parametrize("astray", chosen(["rank 0"], soak=["both"]))
 def test_packets_that_leave_by_another_interface_are_named_with_the_route(lab: Lab, astray: str, seed: int) -> None:
     hosts = joined_by_a_cable(lab, 2 if astray == "both" else 1)
     ranks = [host.start(timed, f"astray {seed}", rank, 2, discovery_timeout=15) for rank, host in enumerate(hosts)]
@@ -356,8 +356,6 @@ def test_packets_that_leave_by_another_interface_are_named_with_the_route(lab: L
 
 
 # --- machines that go offline ----------------------------------------------------------------------------------------
-
-WAYS_OFFLINE = ["is down", "has lost its addresses", "has gone", "has no carrier"]
 
 
 def go_offline(host: Host, way: str) -> None:
@@ -387,7 +385,7 @@ def come_back(host: Host, network: Network, way: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("way", WAYS_OFFLINE)
+@pytest.mark.parametrize("way", chosen(["has gone"], soak=["is down", "has lost its addresses", "has no carrier"]))
 def test_ranks_of_a_machine_that_is_offline_meet_and_the_others_come_later(lab: Lab, way: str, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network), lab.host(network)]
@@ -403,18 +401,21 @@ def test_ranks_of_a_machine_that_is_offline_meet_and_the_others_come_later(lab: 
         assert (result["interface"], result["address"]) == ("eth0", host.address())
 
 
-@pytest.mark.parametrize("way", WAYS_OFFLINE)
-def test_a_rank_whose_machine_goes_offline_says_so(lab: Lab, way: str) -> None:
-    network = lab.network()
-    host = lab.host(network)
-    rank = host.start(timed, "offline", 0, 2, discovery_timeout=12)
-    rank.wait_for("log", TIMEOUT)
-    go_offline(host, way)
-    message = failure(rank, 12).message
-    assert f"likely cause: this machine is offline: eth0 {way}" in message
-    assert f" ({way})" in message, "the interfaces of the report, too"
-    assert "firewall" not in message
-    assert "default route" not in message
+def test_a_rank_whose_machine_goes_offline_says_so(lab: Lab) -> None:
+    """Four machines that know nothing of each other, each in its own way."""
+    hosts = {
+        way: lab.host(lab.network()) for way in ("is down", "has lost its addresses", "has gone", "has no carrier")
+    }
+    ranks = {way: host.start(timed, "offline", 0, 2, discovery_timeout=12) for way, host in hosts.items()}
+    for way, rank in ranks.items():
+        rank.wait_for("log", TIMEOUT)
+        go_offline(hosts[way], way)
+    for way, rank in ranks.items():
+        message = failure(rank, 12).message
+        assert f"likely cause: this machine is offline: eth0 {way}" in message
+        assert f" ({way})" in message, "the interfaces of the report, too"
+        assert "firewall" not in message
+        assert "default route" not in message
 
 
 # --- address translation -------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.levels import repeated
+from tests.support.levels import chosen, repeated
 from tests.support.loopback import longer
 
 from . import Host, Lab, Process
@@ -18,7 +18,8 @@ def ipv6_only(lab: Lab, count: int) -> list[Host]:
     return [lab.host(network) for _ in range(count)]
 
 
-@pytest.mark.parametrize("family", [None, "6"])
+@pytest.mark.soak
+@pytest.mark.parametrize("family", chosen([None], soak=["6"]))
 def test_hosts_without_ipv4_and_ranks_assigned(lab: Lab, family: str | None) -> None:
     hosts = ipv6_only(lab, 3)
     check_assigned(results([host.start(assigned, "six", 3, family=family) for host in hosts]), hosts)
@@ -66,8 +67,11 @@ def break_ipv4(hosts: list[Host], way_broken: str) -> None:
             host.ip(f"address add 10.{number}.0.1/24 dev eth0", f"address add fd77::{number}/64 dev eth0 nodad")
 
 
-@pytest.mark.parametrize("door", ["init", "env"])
-@pytest.mark.parametrize("way_broken", ["dropped", "no route"])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("way_broken", "door"),
+    chosen([("dropped", "init"), ("no route", "env")], soak=[("dropped", "env"), ("no route", "init")]),
+)
 def test_dual_stack_with_ipv4_broken(lab: Lab, way_broken: str, door: str) -> None:
     network = lab.network(ipv6="fd77::/64")
     hosts = [lab.host(network) for _ in range(3)]
@@ -118,8 +122,9 @@ def routed_to_the_host(lab: Lab, count: int) -> list[Host]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("door", ["init", "env"])
-@pytest.mark.parametrize("way", ["multicast", "peers"])
+@pytest.mark.parametrize(
+    ("way", "door"), chosen([("multicast", "env"), ("peers", "init")], soak=[("multicast", "init"), ("peers", "env")])
+)
 def test_a_service_address_on_loopback_is_used(lab: Lab, way: str, door: str, seed: int) -> None:
     hosts = routed_to_the_host(lab, 3)
     peers = None

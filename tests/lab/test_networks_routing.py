@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import struct
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.levels import repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab, Network, Rank, report
 from .scenarios import TIMEOUT, report_log, results, train
@@ -100,8 +101,12 @@ def start(hosts: list[Host], job_id: str, **variables: str) -> list[Rank[Any]]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "MINGLE_INTERFACE"])
-@pytest.mark.parametrize("filtered", [0, 1])
+@pytest.mark.parametrize(
+    ("variable", "filtered"),
+    chosen(
+        [("GLOO_SOCKET_IFNAME", 0), ("MINGLE_INTERFACE", 1)], soak=[("GLOO_SOCKET_IFNAME", 1), ("MINGLE_INTERFACE", 0)]
+    ),
+)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_the_second_nic_of_a_subnet_is_used_if_it_is_named(lab: Lab, variable: str, filtered: int, seed: int) -> None:
     """Also with a strict reverse path filter, which lets nothing in by eth1; the kernel's choice is said once."""
@@ -147,9 +152,16 @@ def test_hosts_with_rules_of_policy_routing_for_the_second_nic_form_a_job(lab: L
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("ranks_are", ["given", "assigned"])
 @pytest.mark.parametrize(
-    "why", ["another switch", "another switch, and a rule", "no carrier", "no carrier, none named"]
+    ("why", "ranks_are"),
+    chosen(
+        [("another switch, and a rule", "assigned"), ("no carrier, none named", "given")],
+        soak=[
+            ("another switch, and a rule", "given"),
+            ("no carrier, none named", "assigned"),
+            *itertools.product(("another switch", "no carrier"), ("given", "assigned")),
+        ],
+    ),
 )
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_nic_to_which_the_kernel_does_not_send_is_the_cause_and_what_is_printed_mends_it(
@@ -252,7 +264,7 @@ def add_sidecar(host: Host, *denied: Host) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("ranks_are", ["given", "assigned"])
+@pytest.mark.parametrize("ranks_are", chosen(["assigned"], soak=["given"]))
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_mesh_is_proved_through_sidecars(lab: Lab, ranks_are: str, seed: int) -> None:
     network = lab.network()

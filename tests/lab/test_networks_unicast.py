@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.levels import repeated
+from tests.support.levels import chosen, repeated
 from tests.support.loopback import longer
 
 from . import Host, Lab, Network, Process
@@ -69,7 +69,8 @@ def test_a_name_that_leads_to_another_machine_is_shown_with_its_address(lab: Lab
     assert f"peers: {wrong}, node1: this machine, node2 = {hosts[2].address()}: answers" in error
 
 
-@pytest.mark.parametrize("first", ["given", "assigned"])
+@pytest.mark.soak
+@pytest.mark.parametrize("first", chosen(["given"], soak=["assigned"]))
 def test_a_name_that_is_complete_only_after_5_seconds(lab: Lab, first: str) -> None:
     network, hosts = without_multicast(lab, 4)
     server = lab.host(network, name="dns")
@@ -112,7 +113,7 @@ def test_assigned_ranks_of_which_several_share_each_host(lab: Lab, seed: int) ->
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize(("secret", "family"), [(None, 4), ("s3cret", 4), (None, 6)])
+@pytest.mark.parametrize(("secret", "family"), chosen([("s3cret", 4)], soak=[(None, 4), (None, 6)]))
 def test_jobs_whose_rank_0s_share_a_host(lab: Lab, secret: str | None, family: int, seed: int) -> None:
     """None of them ends before all have formed; one of them may have a secret that the others don't know."""
     network = lab.network() if family == 4 else lab.network(None, ipv6="fd77::/64")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.support.levels import repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab, Rank
 from .checks import check, outcomes
@@ -62,7 +62,7 @@ def expect_in_order(ranks: Sequence[Rank[dict[str, Any]]], hosts: Sequence[Host]
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("first_last", "loss"),
-    [*(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 0), (False, 30), (True, 0))), (True, 30)],
+    chosen([(True, 30)], soak=[(False, 0), (False, 30), (True, 0)]),
 )
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_init_in_any_order_of_starts(lab: Lab, seed: int, first_last: bool, loss: int) -> None:
@@ -101,7 +101,7 @@ def test_node_ranks_that_are_given_come_first(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("first_last", [False, True])
+@pytest.mark.parametrize("first_last", chosen([True], soak=[False]))
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_mingle_run_in_any_order_of_starts(lab: Lab, seed: int, first_last: bool) -> None:
     hosts = hosts_of(lab, loss=30 if seed % 2 else 0)
@@ -116,7 +116,7 @@ def test_mingle_run_in_any_order_of_starts(lab: Lab, seed: int, first_last: bool
 
 @pytest.mark.soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("first_last", [False, True])
+@pytest.mark.parametrize("first_last", chosen([True], soak=[False]))
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_mingle_check_in_any_order_of_starts(lab: Lab, seed: int, first_last: bool) -> None:
     hosts = hosts_of(lab)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import sys
@@ -125,8 +126,13 @@ def test_another_secret_is_named(lab: Lab) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("what", ["program", "mingle-run", "machine", "Ctrl-C"])
+@pytest.mark.parametrize(
+    ("what", "victim"),
+    chosen(
+        [("program", 2), ("machine", 0), ("machine", 2)],
+        soak=[("program", 0), *((what, victim) for what in ("mingle-run", "Ctrl-C") for victim in (0, 2))],
+    ),
+)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_the_end_of_one_ends_the_others_and_names_it(lab: Lab, what: str, victim: int, seed: int) -> None:
     hosts = hosts_of(lab)
@@ -156,7 +162,7 @@ def test_the_end_of_one_ends_the_others_and_names_it(lab: Lab, what: str, victim
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("what", ["program", "mingle-run", "machine"])
+@pytest.mark.parametrize("what", chosen(["machine"], soak=["program", "mingle-run"]))
 @pytest.mark.parametrize("victim", chosen([0], soak=[2]))
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_with_keep_going_the_others_run_on(lab: Lab, what: str, victim: int, seed: int) -> None:
@@ -214,8 +220,7 @@ def test_a_renumbered_member_ends_well(lab: Lab, tmp_path: Path, when: str, seed
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("which", ["used", "unused"])
+@pytest.mark.parametrize(("which", "victim"), chosen([("used", 0), ("unused", 2)], soak=[("used", 2), ("unused", 0)]))
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_nic_that_dies_where_there_is_another_one_ends_nothing(
     lab: Lab, tmp_path: Path, which: str, victim: int, seed: int
@@ -231,10 +236,15 @@ def test_a_nic_that_dies_where_there_is_another_one_ends_nothing(
     assert [process.stdout.split()[-1] for process in processes] == [hosts[0].address()] * 3
 
 
+CUT = [(0.5, 7.0, 0), (2.0, 2.5, 2)]
+"""How long before the end, and for how many seconds in all, and whose cable."""
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("seconds", [2.5, 7.0])
-@pytest.mark.parametrize("before", [0.5, 2.0])
+@pytest.mark.parametrize(
+    ("before", "seconds", "victim"),
+    chosen(CUT, soak=[each for each in itertools.product((0.5, 2.0), (2.5, 7.0), (0, 2)) if each not in CUT]),
+)
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_cut_shortly_before_the_end_is_waited_for(
     lab: Lab, tmp_path: Path, before: float, seconds: float, victim: int, seed: int

@@ -44,7 +44,7 @@ def run(root: Path, *options: str) -> list[str]:
         [sys.executable, ROOT / "tools" / "mutants.py", "toy", "--root", root, *options],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=True,
     )
     return done.stdout.splitlines()

@@ -54,7 +54,7 @@ class Soak:
             env={**os.environ, "PYTHONPATH": str(ROOT), "TREE": tree, "FILE": str(self.file), "FAILING": failing},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,  # each worker imports for seconds of processor time, and others may want it
             check=False,
         )
         return done.returncode, [line for line in done.stdout.splitlines() if line.startswith("soak:")]
@@ -64,7 +64,9 @@ def told(all_of_them: int, earlier: int) -> list[str]:
     return [f"soak: {all_of_them} tests have passed on this commit, {earlier} of them in earlier sittings"]
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+@pytest.mark.parametrize(
+    "workers", [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="workers", marks=pytest.mark.slow)]
+)
 def test_the_next_sitting_runs_what_has_not_passed(tmp_path: Path, workers: tuple[str, ...]) -> None:
     soak = Soak(tmp_path)
     assert soak.run(*workers, failing="1 leak") == (1, told(2, 0))
