@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
+from mingle.elastic.leases import is_fresh
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.events import Address, TimerDue
@@ -179,7 +181,7 @@ class AgentProcess(Process):
         elif self.agent.hold.allows(self._begun[1], self.now):
             self.workers, self._begun = (session, begun), None
             self.world.note(f"{self.name} gets round {begun.number} of {session.hex()[:4]}: {begun.rank}/{begun.size}")
-            self._invariants.returned(self, session)
+            self._invariants.returned(self, session, begun.number)
             self._invariants.ranked(session, begun, self.first)
             if self.first == NEVER:
                 self.first = self.agent.generation, begun.number
@@ -249,10 +251,34 @@ class AgentProcess(Process):
             self._end()
 
 
+@dataclass(slots=True)
+class Round:
+    """A round of a session that had its quorum when the round began."""
+
+    session: bytes
+    number: int
+    participants: set[bytes]
+    told: set[bytes] = field(default_factory=set)
+    """The participants that have heard of it."""
+    returned: bool = False
+    """Whether the torchrun of one of them has got it."""
+
+
 class AgentInvariants:
     """What must hold in every step while no more than MAX agents live.
 
     Sessions that began small and have not had their quorum, and those of agents that allow a minority, promise nothing.
+    The names in brackets are those of the promises in the model that the rules come from:
+
+    * two hosts never hold a session at once, unless agents that one of them counts were killed ("two hosts hold");
+    * from the moment on at which a session gets its quorum, the host of no earlier one can return a round, even if its
+      leases, of agents that were killed, last longer [P0];
+    * nor does an earlier session form or take a member from then on, so that it stays like this [P1];
+    * no torchrun gets a round of a session after one of a later session [P2];
+    * no two sessions have a round whose participants are all alive and in it, as far as each can know [P3];
+    * in each round those that have trained come first, by their first rounds [SEN].
+
+    That all come together in one round in the end [LIV] is up to each schedule.
     """
 
     def __init__(self, world: World, policy: Policy) -> None:
@@ -270,6 +296,12 @@ class AgentInvariants:
         """Whether more than MAX agents have lived at a time: nothing is promised of sessions then."""
         self.latest = -1
         """The last of them that has had a round."""
+        self._seated: dict[bytes, set[bytes]] = {}
+        """The members of each session that has had its quorum."""
+        self._begun: dict[tuple[bytes, int], Round] = {}
+        """Every round that has begun in a session with a quorum."""
+        self._valid: list[Round] = []
+        """Those of them whose participants all are in them."""
         self._rng = random.Random(world.seed)
         world.watchers.append(self.check)
         world.after(self._rng.uniform(*ROUND_SECONDS), self._complete_rounds)
@@ -319,6 +351,57 @@ class AgentInvariants:
             return
         held = [each for each in self.holders() if self._truly_held(each)]
         assert len(held) < 2, f"two hosts hold: {', '.join(each.name for each in held)}"
+        if not self.policy.allow_minority:
+            self._check_earlier_sessions()
+            if isinstance(part, ElasticHost):
+                self._note_round(part)
+            self._check_rounds()
+
+    def _check_earlier_sessions(self) -> None:
+        """No session before the last one that got its quorum can have a round, or take a member.
+
+        Once a member has ended the job, its session has no round any more, and takes those that come back to it.
+        """
+        for each in self.agents():
+            host = each.hosted
+            if host is None or not host.quorum.had_quorum or host.quorum.ending:
+                continue
+            members = {seat.member for seat in host.registrar.seats.members()}
+            if host.session != self.quorate[-1]:
+                hold, now = each.agent.hold, each.now
+                can_return = now < hold.until and is_fresh(hold.proved_at, now)
+                assert not can_return, f"{each.name} can return a round although a later session has its quorum"
+                late = members - self._seated.get(host.session, set())
+                assert not late, f"{each.name} takes a member although a later session has its quorum"
+            self._seated[host.session] = members
+
+    def _note_round(self, host: ElasticHost) -> None:
+        name = host.session, host.rounds.number
+        if host.running and host.quorum.had_quorum and host.rounds.number >= 0 and name not in self._begun:
+            self._begun[name] = Round(*name, set(host.rounds.participants))
+            self._valid.append(self._begun[name])
+
+    def _check_rounds(self) -> None:
+        """No two sessions have a valid round.
+
+        A round is valid from its first return on, until the first participant is killed, knows that the session is
+        lost, has said NEXT, or its binding (the host's: its lease) has ended by its clock.
+        """
+        living = {each.identity.member: each for each in self.agents()}
+        self._valid = [each for each in self._valid if all(self._is_in(each, living.get(p)) for p in each.participants)]
+        sessions = {each.session for each in self._valid if each.returned}
+        assert len(sessions) < 2, f"two sessions have a round: {', '.join(each.hex()[:4] for each in sessions)}"
+
+    def _is_in(self, begun: Round, process: AgentProcess | None) -> bool:
+        """Whether a participant takes part in a round as far as it can know, or has yet to hear of that."""
+        if process is None or process.outcome is None or process.outcome.session != begun.session:
+            return False
+        memory = process.agent.memory
+        if memory.round is not None and memory.round.number == begun.number:
+            begun.told.add(process.identity.member)
+        elif process.identity.member in begun.told:
+            return False
+        return process.now < process.agent.hold.until
 
     def _check_generation(self, formed: ElasticHost) -> None:
         """A session sorts after all earlier ones, whoever was started again in between."""
@@ -354,12 +437,18 @@ class AgentInvariants:
         firsts = [first if first != NEVER else (2**60, 0) for _, (_, first) in sorted(got.items())]
         assert firsts == sorted(firsts), f"a newcomer precedes an agent that has trained: {firsts}"
 
-    def returned(self, process: AgentProcess, session: bytes) -> None:
-        """A torchrun has got a round: of no session before the last that had one."""
+    def returned(self, process: AgentProcess, session: bytes, number: int = -1) -> None:
+        """A torchrun has got a round: of no session before the last that had one.
+
+        A round that was forced upon it has no number.
+        """
         if session not in self.quorate or self.policy.allow_minority:
             return
         if self.crowded:
             return
+        if begun := self._begun.get((session, number)):
+            begun.returned = True
+            self._check_rounds()
         order = self.quorate.index(session)
         assert order >= self.latest, f"{process.name} gets a round although a later session has had one"
         self.latest = order

@@ -349,7 +349,21 @@ def believe_in_a_quorum(genuine: Any, quorum: Quorum) -> None:
     quorum.had_quorum = True
 
 
-HOLD = "two hosts hold"
+LOOK_AFTER_THE_SOCKETS = (
+    Act(Agent, "check", nothing),
+    Act(Agent, "handle", check_and_handle, when=lambda _, event, __: isinstance(event, TimerDue)),
+    BELIEVE_BY_STATE,
+)
+SLEEPING_CLOCK = (
+    Rule(AgentProcess, "now", lambda right, process: right - process.asleep),
+    Rule(AgentProcess, "when", lambda _, process, due: (due + process.asleep) / process.rate),
+)
+CONFIRM_WHILE_BOUND = Rule(Binding, "elsewhere", always(False))
+TAKE_A_RESET_FOR_AN_END = Rule(AgentMember, "is_freed_by", always(True))
+DATE_THE_BINDING_BEFORE = Act(Binding, "renew", for_three_seconds_less)
+FOUND_YOUNG = Rule(Quorum, "is_grown", always(True))
+
+HOLD = "two hosts hold|although a later session|two sessions have a round"
 
 AGENTS = [
     Mistake(
@@ -409,7 +423,7 @@ AGENTS = [
     Mistake(
         "date_the_binding_before_the_processing",
         "agents",
-        (Act(Binding, "renew", for_three_seconds_less),),
+        (DATE_THE_BINDING_BEFORE,),
         HOLD,
         seeds=4000,
         level="soak",
@@ -417,11 +431,7 @@ AGENTS = [
     Mistake(
         "look_at_the_clock_after_the_sockets",
         "agents",
-        (
-            Act(Agent, "check", nothing),
-            Act(Agent, "handle", check_and_handle, when=lambda _, event, __: isinstance(event, TimerDue)),
-            BELIEVE_BY_STATE,
-        ),
+        LOOK_AFTER_THE_SOCKETS,
         HOLD,
         seeds=2403,
         level="soak",
@@ -429,10 +439,7 @@ AGENTS = [
     Mistake(
         "measure_leases_by_a_clock_that_sleeps",
         "agents",
-        (
-            Rule(AgentProcess, "now", lambda right, process: right - process.asleep),
-            Rule(AgentProcess, "when", lambda _, process, due: (due + process.asleep) / process.rate),
-        ),
+        SLEEPING_CLOCK,
         HOLD,
         seeds=1203,
         level="soak",
@@ -440,7 +447,7 @@ AGENTS = [
     Mistake(
         "confirm_while_bound",
         "agents",
-        (Rule(Binding, "elsewhere", always(False)),),
+        (CONFIRM_WHILE_BOUND,),
         HOLD,
         seeds=3660,
         level="soak",
@@ -448,7 +455,7 @@ AGENTS = [
     Mistake(
         "take_a_reset_for_an_orderly_end",
         "agents",
-        (Rule(AgentMember, "is_freed_by", always(True)),),
+        (TAKE_A_RESET_FOR_AN_END,),
         HOLD,
         seeds=3660,
         level="soak",
@@ -470,7 +477,7 @@ def without_a_question(right: Hold, agent: Agent) -> Hold:
     return Hold(right.until, float("inf")) if isinstance(agent.part, AgentMember) else right
 
 
-TOO_LATE = "gets a round although a later session has had one"
+TOO_LATE = "although a later session"
 APART = "not together"
 
 
@@ -517,9 +524,7 @@ ROUNDS = [
         (Rule(Agent, "hold", without_a_question),),
         TOO_LATE,
     ),
-    Mistake(
-        "let_the_young_found", "rounds", (Rule(Quorum, "is_grown", always(True)),), TOO_LATE, seeds=1000, level="all"
-    ),
+    Mistake("let_the_young_found", "rounds", (FOUND_YOUNG,), TOO_LATE, seeds=1000, level="all"),
     Mistake(
         "rank_a_round_by_order_alone", "agents", (Rule(Rounds, "seniority", by_order_alone),), "a newcomer precedes"
     ),

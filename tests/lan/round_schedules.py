@@ -119,3 +119,5 @@ class RoundSchedule:
         gathering.network.heal_all()
         gathering.world.run(15.0)
         gathering.run_until_together(self.current, 30.0)
+        met = gathering.world.run(30.0, until=lambda: gathering.in_one_round(self.current))
+        assert met, f"not together in one round: {[(each.name, each.workers) for each in self.current]}"

@@ -497,6 +497,7 @@ def test_a_job_that_began_in_two_halves_becomes_one(seed: int) -> None:
     gathering.split(machines[:2], machines[2:], parted=False)
     gathering.run_until_together(agents, 10.0)
     assert sum(agent.agent.losses for agent in agents) == 2, "one half stays where it is"
+    gathering.world.run(1.5)  # until all have answered one PING
     host = gathering.host_of(agents).hosted
     assert host is not None
     assert host.quorum.had_quorum, "it has had F members: from now on K keep it"

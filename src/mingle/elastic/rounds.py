@@ -32,6 +32,8 @@ class Rounds:
 
     Attributes:
         due: when the next call of :meth:`look` can have a result without any event; None: never.
+        number: of the present round; -1 before the first.
+        participants: the agents of the present round that are neither lost nor done.
     """
 
     def __init__(
@@ -43,10 +45,8 @@ class Rounds:
         self._send = send
         # The agent that hosted the last session is not waited for: its loss was the end of that session.
         self._companions = {(who.hostname, who.pid) for who in memory.companions} - {memory.host_lost}
-        self._number = -1
-        """Of the present round; -1 before the first."""
-        self._participants: set[bytes] = set()
-        """The agents of the present round that are neither lost nor done."""
+        self.number = -1
+        self.participants: set[bytes] = set()
         self._finishing = False
         """Whether the workers of an agent of the present round are done."""
         self._waiting: dict[bytes, frames.Next] = {}
@@ -62,13 +62,13 @@ class Rounds:
     def said_next(self, member: bytes, said: frames.Next, now: float) -> None:
         """Handle NEXT: a member, or the host itself, waits for a round."""
         self._waiting[member] = said
-        if member in self._participants:
+        if member in self.participants:
             self._want(now)
 
     def said_done(self, member: bytes) -> None:
         """Handle DONE: neither the loss of this member nor newcomers make another round wanted: the job is ending."""
-        self._finishing |= member in self._participants
-        self._participants.discard(member)
+        self._finishing |= member in self.participants
+        self.participants.discard(member)
         self._waiting.pop(member, None)
 
     # --- after every event -----------------------------------------------------------------------------------------
@@ -82,10 +82,10 @@ class Rounds:
         """
         present = {seat.member: seat for seat in seats}
         self._waiting = {member: said for member, said in self._waiting.items() if member in present}
-        if self._number < 0 and self._wanted_at is None:
+        if self.number < 0 and self._wanted_at is None:
             self._wanted_at = now
-        if lost := self.lost(self._participants, present):
-            self._participants -= lost
+        if lost := self.lost(self.participants, present):
+            self.participants -= lost
             self._want(now)
         self.due = None
         if self._wanted_at is None and (at := self.newcomers_at(len(present))) is not None:
@@ -103,8 +103,8 @@ class Rounds:
     def _want(self, now: float) -> None:
         if self._wanted_at is None:
             self._wanted_at = now
-            for member in self._participants:
-                self._send(member, frames.Wanted(number=self._number))
+            for member in self.participants:
+                self._send(member, frames.Wanted(number=self.number))
 
     # --- the rules -------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Rounds:
             self._enough_at = None
             return None
         self._enough_at = now if self._enough_at is None else self._enough_at
-        awaited = self._participants if self._number >= 0 else present.keys()
+        awaited = self.participants if self.number >= 0 else present.keys()
         stopped_at = wanted_at + STOP_SECONDS if awaited - self._waiting.keys() else wanted_at
         if len(self._waiting) == self._policy.nodes.maximum:
             return stopped_at
@@ -144,7 +144,7 @@ class Rounds:
         time.
         """
         set_by_user = self._policy.last_call if self._policy.last_call_is_set else 0.0
-        if self._number >= 0:
+        if self.number >= 0:
             return set_by_user
         if self._quorum.small:  # the gathering had its last call
             return 0.0
@@ -165,14 +165,14 @@ class Rounds:
     def _begin(self, waiting: list[Seated], now: float) -> None:
         seats = sorted(waiting, key=self.seniority)
         found = doubts(seats)
-        self._number += 1
-        self._participants = {seat.member for seat in seats}
+        self.number += 1
+        self.participants = {seat.member for seat in seats}
         self._finishing = False
         self._wanted_at = self._enough_at = None
         self._began_at = now
         self._waiting.clear()
         for rank, seat in enumerate(seats):
-            self._send(seat.member, frames.Begin(number=self._number, rank=rank, size=len(seats), doubts=found))
+            self._send(seat.member, frames.Begin(number=self.number, rank=rank, size=len(seats), doubts=found))
 
 
 def doubts(seats: Iterable[Seated]) -> str:

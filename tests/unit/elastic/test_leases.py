@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mingle.elastic.leases import (
     ANSWER_SECONDS,
     BINDING_SECONDS,
@@ -9,6 +11,7 @@ from mingle.elastic.leases import (
     LEASE_SECONDS,
     Binding,
     Leases,
+    latest_common,
 )
 
 A, B = b"a" * 16, b"b" * 16
@@ -85,3 +88,34 @@ def test_an_agent_counts_for_a_founding_when_answers_of_the_one_before_it_are_to
 
 def test_the_host_stops_counting_before_the_member_is_free_on_clocks_that_differ() -> None:
     assert LEASE_SECONDS * 1.01 < BINDING_SECONDS * 0.99
+
+
+@pytest.mark.parametrize(
+    ("spans", "needed", "moment"),
+    [
+        ([], 0, float("inf")),
+        ([], 1, NEVER),
+        ([(0.0, 5.0), (1.0, 4.0), (2.0, 3.0)], 1, 5.0),
+        ([(0.0, 5.0), (1.0, 4.0), (2.0, 3.0)], 3, 3.0),
+        ([(0.0, 1.0), (2.0, 3.0)], 2, NEVER),
+        ([(0.0, 2.0), (2.0, 3.0)], 2, 2.0),
+        ([(0.0, 1.0), (2.0, 3.0), (0.5, 2.5)], 2, 2.5),
+        ([(4.0, 1.0), (0.0, 9.0)], 2, NEVER),
+    ],
+    ids=["none needed", "nobody", "one", "all", "one after the other", "touch", "the later two", "unanswered"],
+)
+def test_the_latest_moment_at_which_enough_were_there(
+    spans: list[tuple[float, float]], needed: int, moment: float
+) -> None:
+    assert latest_common(spans, needed) == moment
+
+
+def test_a_member_was_certainly_there_from_its_seal_to_the_last_question_that_it_answered() -> None:
+    leases = acknowledged(1.0)
+    begin, end = leases.alive(A)
+    assert begin > end, "it has acknowledged at a moment that the host does not know"
+    leases.answered(A, 3.0)
+    assert leases.alive(A) == (1.0, 3.0)
+    leases.forget(A)
+    begin, end = leases.alive(A)
+    assert begin > end

@@ -323,39 +323,78 @@ def test_one_keeps_a_session_of_all() -> None:
     assert registry.quorum.kept_until() == float("inf")
 
 
-def test_a_small_session_is_kept_by_the_least_until_it_has_had_its_quorum() -> None:
+def begin_small() -> Registry:
+    """Return a session of 2:5 that "A" and "B" have begun after a last call; "B" has answered."""
     registry = Registry(2, 5)
     conn = registry.join("B")
     registry.wait(LAST_CALL + 1)
     registry.confirm(conn, "B")
     registry.open_store()
     registry.acknowledge(conn)
-    assert (registry.quorum.had_quorum, registry.quorum.wanted) == (False, 2)
-    registry.quorum.note_quorum(registry.now)
-    assert not registry.quorum.had_quorum
     registry.answer()
-    late = registry.join("C")
-    registry.confirm(late, "C")
+    return registry
+
+
+def come_late(registry: Registry, letter: str, **more: Any) -> None:
+    late = registry.join(letter, **more)
+    registry.confirm(late, letter)
     registry.acknowledge(late)
+
+
+def has_had_quorum(registry: Registry) -> bool:
     registry.quorum.note_quorum(registry.now)
+    return registry.quorum.had_quorum
+
+
+def test_a_small_session_is_kept_by_the_least_until_it_has_had_its_quorum() -> None:
+    registry = begin_small()
+    assert not has_had_quorum(registry)
+    assert registry.quorum.wanted == 2
+    come_late(registry, "C")
+    assert not has_had_quorum(registry)
+    registry.now += 1.0
+    registry.answer("B", "C")
+    assert has_had_quorum(registry)
     assert (registry.quorum.members().quorum, registry.quorum.wanted) == (True, 3)
 
 
 def test_a_young_latecomer_gives_no_small_session_its_quorum_before_it_is_old_enough() -> None:
-    registry = Registry(2, 5)
-    conn = registry.join("B")
-    registry.wait(LAST_CALL + 1)
-    registry.confirm(conn, "B")
-    registry.open_store()
-    registry.acknowledge(conn)
-    registry.answer()
-    late = registry.join("C", age=0.0)
-    registry.confirm(late, "C")
-    registry.acknowledge(late)
-    registry.quorum.note_quorum(registry.now + GROWN_SECONDS - 0.1)
-    assert not registry.quorum.had_quorum
-    registry.quorum.note_quorum(registry.now + GROWN_SECONDS)
-    assert registry.quorum.had_quorum
+    registry = begin_small()
+    come_late(registry, "C", age=0.0)
+    registry.now += GROWN_SECONDS - 0.1
+    registry.answer("B", "C")
+    assert not has_had_quorum(registry)
+    registry.now += 0.1
+    assert not has_had_quorum(registry), "nothing shows that it lives still"
+    registry.answer("B", "C")
+    assert has_had_quorum(registry)
+
+
+def test_a_member_that_no_longer_answers_gives_no_small_session_its_quorum_though_it_has_a_lease() -> None:
+    registry = begin_small()
+    registry.now += 1.0
+    come_late(registry, "C")
+    registry.now += 1.0
+    registry.answer("C")
+    assert registry.quorum.leases.until(member("B")) > registry.now
+    assert not has_had_quorum(registry)
+    registry.answer("B")
+    assert has_had_quorum(registry)
+
+
+def test_a_member_and_the_one_in_its_place_are_not_both_there_for_a_round() -> None:
+    registry = Registry(4, 6)  # three keep it
+    registry.go("B", "C", "D")
+    registry.now += 1.0
+    registry.answer("B")
+    registry.now += 0.1
+    come_late(registry, "E")
+    registry.now += 0.4
+    registry.answer("E")
+    assert registry.quorum.kept_until() == 1.0 + LEASE_SECONDS
+    assert registry.quorum.proved_at() == 0.0, "B was killed before E began"
+    registry.answer("B")
+    assert registry.quorum.proved_at() == registry.now
 
 
 def test_a_member_answers_for_as_long_as_its_last_answer_is_young_whatever_its_lease() -> None:
