@@ -381,14 +381,16 @@ AGENTS = [
         (Act(ElasticHost, "check", wait_three_seconds, when=lacks_its_quorum), BELIEVE_BY_STATE),
         HOLD,
         seeds=225,
-        first=17,
+        first=67,
+        level="all",
     ),
     Mistake(
         "found_with_half",
         "agents",
         (Rule(Nodes, "founders", half), Rule(Nodes, "keepers", as_without_that_mistake)),
         HOLD,
-        first=52,
+        first=138,
+        level="all",
     ),
     Mistake(
         "keep_with_one_less",
@@ -403,9 +405,9 @@ AGENTS = [
         "agents",
         (Rule(Leases, "until", whoever_has_a_seat),),
         HOLD,
-        seeds=903,
-        first=299,
-        level="all",
+        seeds=1866,
+        first=619,
+        level="soak",
     ),
     Mistake(
         "let_the_experienced_start_small",
@@ -417,7 +419,7 @@ AGENTS = [
         ),
         HOLD,
         seeds=366,
-        first=163,
+        first=183,
         level="all",
     ),
     Mistake(
@@ -501,6 +503,7 @@ ROUNDS = [
         "rounds",
         (Rule(Hold, "allows", lambda _, hold, made, now: made <= hold.proved_at and now < hold.until),),
         TOO_LATE,
+        first=19,
         level="all",
     ),
     Mistake(
@@ -508,7 +511,7 @@ ROUNDS = [
         "rounds",
         (Rule(leases, "is_fresh", lambda _, at, now: now < at + 5.0),),
         TOO_LATE,
-        first=120,
+        first=134,
         level="all",
     ),
     Mistake(
@@ -516,6 +519,7 @@ ROUNDS = [
         "rounds",
         (Rule(Quorum, "admits", always(True)),),
         TOO_LATE,
+        first=41,
         level="all",
     ),
     Mistake(
@@ -523,6 +527,7 @@ ROUNDS = [
         "rounds",
         (Rule(Agent, "hold", without_a_question),),
         TOO_LATE,
+        first=17,
     ),
     Mistake("let_the_young_found", "rounds", (FOUND_YOUNG,), TOO_LATE, seeds=1000, level="all"),
     Mistake(
