@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from .errors import EngineError
 
@@ -81,9 +83,14 @@ def provide(commands: Sequence[str]) -> None:
     Raises:
         EngineError: that failed, or this is no Debian and no Ubuntu.
     """
-    missing = [command for command in commands if shutil.which(command) is None]
-    if not missing:
-        return
+    with Path(__file__).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # apt-get fails where another one runs
+        missing = [command for command in commands if shutil.which(command) is None]
+        if missing:
+            _install(missing)
+
+
+def _install(missing: Sequence[str]) -> None:
     if shutil.which("apt-get") is None:
         raise EngineError(f"{', '.join(missing)} missing on this machine, and there is no apt-get to install it")
     packages = sorted({_PACKAGES[command] for command in missing})
