@@ -66,7 +66,7 @@ class ElasticHost(Host):
         self.quorum = Quorum(session, memory, started)
         self._memory = memory
         self._told: frames.Members | None = None
-        self._ping_at = self._look_at = float("inf")
+        self._ping_at = self._look_at = self._lease_ends_at = float("inf")
         self._clocks_warned = False
         self.rounds = Rounds(self.quorum, memory, self._say_of_round)
         self._doubts = ""
@@ -74,6 +74,8 @@ class ElasticHost(Host):
         self._pinged_at = float("-inf")
         self._rounds_asked: dict[int, dict[int, float]] = {}
         """When each question about a round came that is not answered: by the connection, and the question's number."""
+        self._rounds_answered_for = float("-inf")
+        """For which moment at which members were together the questions about rounds were looked through."""
         self._store_gone_at: float | None = None
         """When the address of the store was first seen to be gone, if it is."""
         super().__init__(
@@ -110,8 +112,7 @@ class ElasticHost(Host):
         """The time of the next `TimerDue`."""
         times = [super().next_timer()]
         if self.running:
-            leases = (self.quorum.leases.until(member) for member, _ in self._members())
-            times += [self._ping_at, self._look_at, *leases]
+            times += [self._ping_at, self._look_at, self._lease_ends_at]
             if self._store_gone_at is not None:
                 times.append(self._store_gone_at + STORE_GONE_SECONDS)
             if self.rounds.due is not None and not self.quorum.ending:
@@ -176,7 +177,8 @@ class ElasticHost(Host):
         if isinstance(frame, frames.Pong) and is_member:
             self.quorum.leases.answered(caller.hello.member, caller.answered_at)
         elif isinstance(frame, frames.Round) and is_member and self.running:
-            asked = self._rounds_asked.setdefault(conn, {})
+            before = self._rounds_asked.get(conn, {})
+            asked = self._rounds_asked[conn] = {number: at for number, at in before.items() if is_fresh(at, now)}
             if len(asked) < QUESTIONS:
                 asked[frame.number] = now
                 self.ask_round(now)
@@ -223,6 +225,9 @@ class ElasticHost(Host):
 
     def _answer_rounds(self, now: float) -> None:
         hold, waiting = self.hold, dict[int, dict[int, float]]()
+        if hold.proved_at == self._rounds_answered_for < now:
+            return  # it answers none of those that wait
+        self._rounds_answered_for = hold.proved_at
         for conn, asked in self._rounds_asked.items():
             for number, asked_at in asked.items() if self.registrar.seats.at(conn) is not None else ():
                 if hold.allows(asked_at, now):
@@ -310,6 +315,8 @@ class ElasticHost(Host):
                 self.ping(conn, now)
         if now >= self._ping_at:
             self._pinged_at, self._ping_at = now, now + PING_SECONDS
+        # Answers make it later, and each PING comes before the lease of a newcomer ends.
+        self._lease_ends_at = min((leases.until(member) for member, _ in self._members()), default=float("inf"))
         if now >= self._look_at:
             self._look_at = now + LOOK_AROUND_SECONDS * self.rng.uniform(0.7, 1.3)
             self._effects.append(Multicast(self.identity.seek()))

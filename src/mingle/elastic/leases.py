@@ -11,7 +11,7 @@ All times are of CLOCK_BOOTTIME, which goes on while a machine is suspended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 PING_SECONDS = 1.0
@@ -47,6 +47,31 @@ def latest_common(spans: Iterable[tuple[float, float]], needed: int) -> float:
 
 
 @dataclass(slots=True)
+class Latest:
+    """The latest moment that suits enough members. It is found anew only when enough later answers have come.
+
+    A host of a thousand agents gets a thousand answers each second.
+    """
+
+    at: float = float("-inf")
+    awaited: int = 0
+    """How many later answers can leave it as it is, and one more."""
+    _of: tuple[Sequence[bytes], int] = (), 0
+
+    def find(self, spans: Callable[[bytes], tuple[float, float]], members: Sequence[bytes], needed: int) -> float:
+        """Return it, if members is the same object as before and no change of a member was noted since."""
+        if members is not self._of[0] or needed != self._of[1] or self.awaited <= 0:
+            found = [spans(member) for member in members]
+            self.at, self._of = latest_common(found, needed), (members, needed)
+            self.awaited = max(1, needed - sum(end > self.at for _, end in found))
+        return self.at
+
+    def note(self, end: float) -> None:
+        """Take note that the span of a member ends later now."""
+        self.awaited -= end > self.at
+
+
+@dataclass(slots=True)
 class Leases:
     """The host's side: the time until which each member counts. Only an answer renews a lease."""
 
@@ -54,6 +79,8 @@ class Leases:
     _until: dict[bytes, float] = field(default_factory=dict)
     _answered: dict[bytes, float] = field(default_factory=dict)
     """When the last PING that each member has answered was sent."""
+    _kept: Latest = field(default_factory=Latest)
+    _together: Latest = field(default_factory=Latest)
 
     def sealed(self, member: bytes, now: float) -> None:
         """Start a lease when SEALED is sent to a member; an earlier lease ends."""
@@ -64,6 +91,7 @@ class Leases:
         """Renew the lease of a member that has answered SEALED."""
         if member in self._sealed_at:
             self._until[member] = self._sealed_at[member] + LEASE_SECONDS
+            self._changed()
 
     def answered(self, member: bytes, asked_at: float) -> None:
         """Renew the lease of a member that has answered a PING of this moment.
@@ -73,6 +101,8 @@ class Leases:
         if member in self._until:
             self._until[member] = max(self._until[member], asked_at + LEASE_SECONDS)
             self._answered[member] = max(self.answered_at(member), asked_at)
+            self._kept.note(asked_at + LEASE_SECONDS)
+            self._together.note(asked_at)
 
     def until(self, member: bytes) -> float:
         """Return when a member stops counting."""
@@ -93,6 +123,18 @@ class Leases:
         """End the lease of a member."""
         for kept in (self._sealed_at, self._until, self._answered):
             kept.pop(member, None)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._kept.awaited = self._together.awaited = 0
+
+    def kept_until(self, members: Sequence[bytes], needed: int) -> float:
+        """Return until when so many of these members count. Another list of members is another object."""
+        return self._kept.find(lambda member: (float("-inf"), self.until(member)), members, needed)
+
+    def together_at(self, members: Sequence[bytes], needed: int) -> float:
+        """Return the latest moment at which so many of these members were alive and in this session, all together."""
+        return self._together.find(self.alive, members, needed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,11 +249,15 @@ class Quorum(Admission):
         self._newcomer_at = now
         self._bound = False
         """Whether the host is still bound to another session."""
+        self._seated: list[Seated] | None = None
+        self._other_ids: list[bytes] = []
 
     # --- the members that count --------------------------------------------------------------------------------------
 
     def _others(self) -> list[bytes]:
-        return [seat.member for seat in self.seats.members() if seat.conn is not None]
+        if self._seated is not (seated := self.seats.members()):
+            self._seated, self._other_ids = seated, [seat.member for seat in seated if seat.conn is not None]
+        return self._other_ids
 
     def counting(self, now: float) -> list[bytes]:
         """Return the members whose lease is valid, including the host."""
@@ -310,15 +314,11 @@ class Quorum(Admission):
 
     def kept_until(self) -> float:
         """Return the time at which too few leases will be valid to keep the session."""
-        needed = self.wanted - 1
-        if needed <= 0:
-            return float("inf")
-        ranked = sorted(map(self.leases.until, self._others()), reverse=True)
-        return ranked[needed - 1] if needed <= len(ranked) else float("-inf")
+        return self.leases.kept_until(self._others(), self.wanted - 1)
 
     def proved_at(self) -> float:
         """Return the latest moment at which enough members were alive and in the session, all together."""
-        return latest_common(map(self.leases.alive, self._others()), self.wanted - 1)
+        return self.leases.together_at(self._others(), self.wanted - 1)
 
     def note_quorum(self, now: float) -> None:
         """Check whether a session that started small has had F members that could have founded it.
@@ -326,10 +326,10 @@ class Quorum(Admission):
         They must have been there at one moment: an agent that was killed has a lease for a while, and the one in its
         place can help another session.
         """
-        if self.had_quorum:
+        nodes = self.policy.nodes
+        if self.had_quorum or len(self.seats.members()) < nodes.founders:
             return
-        nodes, leases = self.policy.nodes, self.leases
-        alive = {seat.member: leases.alive(seat.member) for seat in self.seats.members() if seat.conn is not None}
+        alive = {member: self.leases.alive(member) for member in self._others()}
         alive[self.seats.own.member] = float("-inf"), now
         grown = [(max(begin, self._grown_at(member)), end) for member, (begin, end) in alive.items()]
         moments = latest_common(grown, nodes.founders), latest_common(alive.values(), nodes.maximum)

@@ -8,7 +8,7 @@ that another round has to follow (WANTED), so that they stop their workers as we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
 from mingle.config.order import asks
 from mingle.elastic.quorum import Memory, Quorum
@@ -51,6 +51,10 @@ class Rounds:
         """Whether the workers of an agent of the present round are done."""
         self._waiting: dict[bytes, frames.Next] = {}
         """The agents that have said NEXT since they were last in a round."""
+        self._known: tuple[Sequence[Seated] | None, int] = None, 0
+        """The members, and the least number of them in a round, at the last look."""
+        self._news = False
+        """Whether an agent has said something since."""
         self._wanted_at: float | None = None
         self._enough_at: float | None = None
         """Since when enough agents for a round have waited."""
@@ -61,25 +65,31 @@ class Rounds:
 
     def said_next(self, member: bytes, said: frames.Next, now: float) -> None:
         """Handle NEXT: a member, or the host itself, waits for a round."""
-        self._waiting[member] = said
+        self._waiting[member], self._news = said, True
         if member in self.participants:
             self._want(now)
 
     def said_done(self, member: bytes) -> None:
         """Handle DONE: neither the loss of this member nor newcomers make another round wanted: the job is ending."""
+        self._news = True
         self._finishing |= member in self.participants
         self.participants.discard(member)
         self._waiting.pop(member, None)
 
     # --- after every event -----------------------------------------------------------------------------------------
 
-    def look(self, seats: Iterable[Seated], now: float) -> None:
+    def look(self, seats: Sequence[Seated], now: float) -> None:
         """Find out whether another round is wanted, or begins.
 
         Args:
-            seats: of all members, the host's own included.
+            seats: of all members, the host's own included; the same object as before if they are the same.
             now: the time.
         """
+        minimum = self._quorum.round_minimum
+        same = not self._news and seats is self._known[0] and minimum == self._known[1]
+        if same and (self.due is None or now < self.due):
+            return
+        self._known, self._news = (seats, minimum), False
         present = {seat.member: seat for seat in seats}
         self._waiting = {member: said for member, said in self._waiting.items() if member in present}
         if self.number < 0 and self._wanted_at is None:

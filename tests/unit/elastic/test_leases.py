@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from mingle.elastic.leases import (
@@ -119,3 +121,31 @@ def test_a_member_was_certainly_there_from_its_seal_to_the_last_question_that_it
     leases.forget(A)
     begin, end = leases.alive(A)
     assert begin > end
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_found_anew_only_after_enough_answers_is_always_right(seed: int) -> None:
+    rng, leases, now = random.Random(seed), Leases(), 0.0
+    everybody = [bytes((number,)) for number in range(8)]
+    members = list(everybody)
+    for _ in range(400):
+        now += rng.choice((0.0, 0.1, 1.0))
+        member = rng.choice(everybody)
+        match rng.randrange(12):
+            case 0:
+                leases.forget(member)
+                members = [each for each in members if each != member]
+            case 1:
+                leases.sealed(member, now)
+                leases.acknowledged(member)
+                members = [*(each for each in members if each != member), member]
+            case _:
+                leases.answered(member, now - rng.choice((0.0, 0.1, 2.0)))
+        for needed in rng.sample(range(9), 3):
+            until = latest_common([(NEVER, leases.until(each)) for each in members], needed)
+            assert leases.kept_until(members, needed) == until
+            together = latest_common([leases.alive(each) for each in members], needed)
+            assert leases.together_at(members, needed) == together
+        needed = 3
+        for _ in range(2):
+            assert leases.together_at(members, needed) == latest_common(map(leases.alive, members), needed)

@@ -655,7 +655,8 @@ class Registrar:
             for seat in self.seats.values():
                 if seat.conn is not None and not seat.is_latecomer:
                     self._port.send(seat.conn, void)
-                seat.stage, seat.admit_by = Stage.SEATED, float("inf")
+                seat.stage = Stage.SEATED
+                self.seats.admit(seat)
             self._port.reopened(reason, now)
         self._advance(now)
 
@@ -678,7 +679,8 @@ class Registrar:
             latecomer.stage = Stage.SEATED
         else:
             assert latecomer.place is not None
-            state.places[latecomer.member], latecomer.admit_by = latecomer.place, float("inf")
+            state.places[latecomer.member] = latecomer.place
+            self.seats.admit(latecomer)
             self._send_go([latecomer])
 
     def _seal_latecomer(self, state: Committed, latecomer: Seated, now: float) -> None:

@@ -129,6 +129,8 @@ class Seats(dict[bytes, Seated]):
         self.departed_ranks: set[int] = set()
         """The given ranks whose members are gone."""
         self._conns: dict[int, bytes] = {}
+        self._members: list[Seated] | None = None
+        """What :meth:`members` returns until one comes or goes: the host of a thousand agents asks at each event."""
         self._ranks = {} if host.applicant.rank is None else {host.applicant.rank: host.member}
         """The member that holds each given rank."""
 
@@ -167,11 +169,15 @@ class Seats(dict[bytes, Seated]):
         return all(seat.done and seat.conn is None for seat in self.others())
 
     def members(self) -> list[Seated]:
-        """Return those that are in the session, or form it in the present epoch."""
-        return [seat for seat in self.values() if not seat.is_latecomer]
+        """Return those that are in the session, or form it in the present epoch: another list after each change."""
+        if self._members is None:
+            self._members = [seat for seat in self.values() if not seat.is_latecomer]
+        return self._members
 
     def latecomers(self) -> list[Seated]:
         """Return those that came after CONFIRM, and are no members yet."""
+        if len(self.members()) == len(self):
+            return []
         return [seat for seat in self.values() if seat.is_latecomer]
 
     def others(self) -> list[Seated]:
@@ -234,12 +240,16 @@ class Seats(dict[bytes, Seated]):
 
     def take(self, seat: Seated) -> None:
         """Give a process its seat."""
-        self[seat.member] = seat
+        self[seat.member], self._members = seat, None
         self._connect(seat)
         rank = seat.applicant.rank
         if rank is not None:
             self._ranks[rank] = seat.member
             self.departed_ranks.discard(rank)
+
+    def admit(self, seat: Seated) -> None:
+        """Make a latecomer a member."""
+        seat.admit_by, self._members = float("inf"), None
 
     def move(self, seat: Seated, conn: int) -> None:
         """Move a member to a new connection."""
@@ -258,6 +268,7 @@ class Seats(dict[bytes, Seated]):
         if seat.conn is not None:
             del self._conns[seat.conn]
         del self[seat.member]
+        self._members = None
         rank = seat.applicant.rank
         if rank is not None:
             del self._ranks[rank]
