@@ -32,7 +32,10 @@ from typing import Any, NamedTuple
 import pytest
 
 _DOORS = ["tests/unit/test_doors.py"]
-BESIDES = {"wire": ["tests/golden", "tests/unit/test_text.py"], "config": _DOORS, "cli": _DOORS}
+BESIDES = {
+    "wire": ["tests/golden", "tests/unit/test_text.py"],
+    **dict.fromkeys(("config", "cli", "run", "check", "distributed"), _DOORS),
+}
 """The quick tests of a room that are not in ``tests/unit/ROOM``."""
 SECONDS_PER_TEST = 10
 MOST_TIMEOUTS = 2

@@ -13,12 +13,10 @@ import pytest
 from tests.support.run_nodes import Nodes
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    """Give a script without the permission to execute it."""
-    file = tmp_path / "no-right"
-    file.write_text("#!/bin/sh\n")
-    return file
+@pytest.fixture(autouse=True)
+def _no_orphan_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would last for the tests' process."""
+    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)
 
 
 @pytest.fixture

@@ -50,10 +50,6 @@ def test_placeholders_are_filled_in_and_other_braces_stay(word: str, filled: str
     [
         ("{master_adr}", "write {master_addr}"),
         ("{MASTER_PORT}", "write {master_port}"),
-        ("{hostport}", "write {hostports}"),
-        ("{host}", "write {hosts}"),
-        ("{host_file}", "write {hostfile}"),
-        ("{port}", "write {my_port}"),
         ("{zzz}", "the placeholders are {master_addr}, {master_port}"),
         ("a{_}b", "for the text {_} itself write {{_}}"),
     ],

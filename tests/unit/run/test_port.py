@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -46,10 +47,10 @@ def test_a_fixed_port_that_is_taken_is_wrong_usage_and_its_holder_is_named() -> 
 
 
 def test_a_fixed_port_that_only_root_may_open_is_held_by_no_other_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_port: int) -> None:
+    def refuse(_socket: socket.socket, _place: tuple[str, int]) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(port, "_listen", refuse)
+    monkeypatch.setattr(socket.socket, "bind", refuse)
     with pytest.raises(ConfigurationError, match="which only root may open") as told:
         port.reserve(80)
     assert "another program" not in str(told.value)
@@ -111,7 +112,7 @@ def test_a_port_that_is_held_refuses_connections_and_every_other_program() -> No
 def test_the_port_of_a_machine_is_not_the_one_of_node_0(monkeypatch: pytest.MonkeyPatch) -> None:
     with port.hold(but=None) as held:
         fixed = held.getsockname()[1]
-    monkeypatch.setattr(port, "_outside_ephemeral", lambda: [fixed] * port._TRIES)
+    monkeypatch.setattr(random, "sample", lambda *_: [fixed])
     with port.hold(but=fixed) as other:
         assert other.getsockname()[1] != fixed
 

@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,30 +24,21 @@ from tests.support.ports import free_udp_port
 from tests.support.run_nodes import COMMAND, SAY, Nodes, has_ended, one, state
 
 
-def test_the_status_of_a_program_that_is_ended_by_a_signal_is_that_of_a_shell() -> None:
-    assert one("--nnodes", "1", "--", "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
-
-
-def test_a_file_that_is_no_program_is_an_error_of_its_own(script: Path) -> None:
-    script.write_text("nothing that a kernel starts")
-    script.chmod(0o755)
-    done = one("--nnodes", "1", "--", str(script))
-    assert done.returncode == 1
-    assert "can't be started: Exec format error" in done.stderr
-
-
 @pytest.mark.parametrize(
-    ("program", "text"),
+    ("program", "content", "status", "text"),
     [
-        ("crlf", "the interpreter in its first line does not exist"),
-        ("crlf-{node_rank}", "crlf-0' is not there"),
+        ("text", "nothing that a kernel starts", 1, "can't be started: Exec format error"),
+        ("crlf", "#!/bin/sh\r\n", 1, "the interpreter in its first line does not exist"),
+        ("crlf-{node_rank}", "", 2, "crlf-0' is not there"),
     ],
 )
-def test_cause_names_why_a_program_can_not_start(script: Path, program: str, text: str) -> None:
-    (script.parent / "crlf").write_bytes(b"#!/bin/sh\r\n")
-    (script.parent / "crlf").chmod(0o755)
-    done = one("--nnodes", "1", "--", f"{script.parent}/{program}")
-    assert done.returncode in (1, 2)
+def test_cause_names_why_a_program_can_not_start(
+    tmp_path: Path, program: str, content: str, status: int, text: str
+) -> None:
+    (tmp_path / program).write_text(content, newline="")
+    (tmp_path / program).chmod(0o755)
+    done = one("--nnodes", "1", "--", f"{tmp_path}/{program}")
+    assert done.returncode == status
     assert text in done.stderr
 
 
@@ -56,7 +46,6 @@ def test_a_limit_that_keeps_a_program_from_its_start_is_the_cause(monkeypatch: p
     def refuse(*_arguments: object, **_more: object) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(MingleError, match="a limit of the system"):
         Program().start(["true"], os.environ)
@@ -145,12 +134,13 @@ def test_a_program_is_suspended_and_continued_with_mingle_run(nodes: Nodes) -> N
 def test_a_signal_during_the_start_reaches_the_program(
     number: signal.Signals, forked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    popen, told = subprocess.Popen, set()
+    popen, told, groups = subprocess.Popen, set(), list[int]()
 
     def interrupted(*words: object, **more: object) -> object:
         if not forked:
             signal.raise_signal(number)
         process = popen(*words, **more)  # type: ignore[call-overload]
+        groups.append(process.pid)
         if forked:
             signal.raise_signal(number)
         return process
@@ -158,15 +148,13 @@ def test_a_signal_during_the_start_reaches_the_program(
     program = Program()
     before = [signal.getsignal(number) for number in signal.valid_signals()]
     with program.signals(), monkeypatch.context() as patched:
-        patched.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
         patched.setattr(subprocess, "Popen", interrupted)
         patched.setattr(os, "kill", lambda pid, number: told.add((pid, number)))
         patched.setattr(os, "killpg", lambda pid, number: told.add((pid, number)))
         program.start(["true"], os.environ)
     assert program.wait() == 0
-    assert program._process is not None
     assert [signal.getsignal(number) for number in signal.valid_signals()] == before
-    group = program._process.pid
+    (group,) = groups
     stopped = {(group, signal.SIGSTOP), (os.getpid(), signal.SIGSTOP)}
     assert told == (stopped if number == signal.SIGTSTP else {(group, signal.SIGHUP)})
 
@@ -225,47 +213,36 @@ def test_a_stopped_program_is_continued_to_end_and_its_good_end_is_no_success(no
     assert [status for status, _, _ in nodes.ended()] == [3, 1]
 
 
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
-    """Give a program that runs and takes no signal, as one of another user."""
+def test_a_program_that_takes_no_signal_is_pointed_out_once_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of another user."""
 
     def refuse(_group: int, _number: int) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     program = Program()
-    with monkeypatch.context() as patched:
-        patched.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+    with monkeypatch.context() as patched, program.signals():
         patched.setattr("mingle.run.program.GRACE_SECONDS", 0.1)
         patched.setattr("mingle.run.program._KILLED_SECONDS", 0.1)
         patched.setattr(os, "killpg", refuse)
         program.start(["sleep", "100"], os.environ)
-        yield program
-    assert program._process is not None
-    program._process.kill()
-    program.wait()
-
-
-def test_a_program_that_takes_no_signal_is_pointed_out_once(refused: Program, caplog: pytest.LogCaptureFixture) -> None:
-    assert refused._process is not None
-    with refused.signals():
         signal.raise_signal(signal.SIGWINCH)  # of a terminal, which asks for nothing
         assert not caplog.messages
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
+        assert program.end() == FAILED
+        assert program.status is None
     (message,) = caplog.messages
-    assert message.startswith(f"process {refused._process.pid} of the command takes no signal from mingle-run")
-    assert "likely cause: it runs as another user" in message
-    assert f"fix: end it on this machine, such as by `sudo kill {refused._process.pid}`" in message
-    assert refused.status is None
+    assert "takes no signal from mingle-run" in message
+    assert "sudo kill" in message
+    assert program.end() == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
     ("trap", "how"), [("", "was ended by SIGINT"), ("trap 'exit 3' INT; ", "ended with status 3 after SIGINT")]
 )
-def test_a_signal_that_was_passed_on_is_named_once(
-    trap: str, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+def test_a_signal_that_was_passed_on_is_named_once(trap: str, how: str, tmp_path: Path) -> None:
     program, there = Program(), tmp_path / "there"
     program.start(["sh", "-c", f"{trap}: > {there}; while :; do sleep 0.05; done"], os.environ)
     until(there.exists)
@@ -273,12 +250,6 @@ def test_a_signal_that_was_passed_on_is_named_once(
         signal.raise_signal(signal.SIGINT)
         program.wait()
     assert program.how_ended() == how
-
-
-def test_a_program_that_takes_no_signal_is_not_waited_for(refused: Program, caplog: pytest.LogCaptureFixture) -> None:
-    assert refused.end() == FAILED
-    assert refused.status is None
-    assert len(caplog.messages) == 1
 
 
 def test_a_leftover_that_takes_no_signal_is_pointed_out(
@@ -289,7 +260,6 @@ def test_a_leftover_that_takes_no_signal_is_pointed_out(
     def refuse(_pid: int, _number: int) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
     monkeypatch.setattr("mingle.run.program.GRACE_SECONDS", 0.1)
     monkeypatch.setattr("mingle.run.program._KILLED_SECONDS", 0.1)
     program = Program()
@@ -321,8 +291,7 @@ def test_the_children_of_what_became_mingle_run_are_not_the_programs(tmp_path: P
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells what a program leaves behind")
-def test_the_helpers_of_mingle_run_are_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+def test_the_helpers_of_mingle_run_are_not_the_programs() -> None:
     program = Program()
     with subprocess.Popen(["sleep", "100"]) as helper:  # as that of a bucket, which a session starts
         program.start(["false"], os.environ)
