@@ -138,7 +138,7 @@ class Agent:
 
         Args:
             reason: why.
-            failed: whether torchrun got no round, so that the job goes on without this agent.
+            failed: whether torchrun has no round, so that the job goes on without this agent.
         """
         if self.closed:
             return

@@ -84,6 +84,8 @@ class AgentHandler(RendezvousHandler):
         self._closed = False
         self._first = NEVER
         """The generation and the number of the first round that torchrun got."""
+        self._in_round = False
+        """Whether torchrun has a round, and has not asked for the next one."""
         self._doubts = ""
         self._void = False
         """Whether the present round's ranks don't count, since another round must follow."""
@@ -114,6 +116,7 @@ class AgentHandler(RendezvousHandler):
             ConflictError: the other agents refuse this one: it was started with other sizes, or with their node rank.
         """
         broken = 0
+        self._in_round = False
         self._server = None  # the previous round's
         while True:
             if self.is_closed():
@@ -239,7 +242,7 @@ class AgentHandler(RendezvousHandler):
         self._gathered = self._server = None
 
     def _begin(self, gathered: Gathered, begun: Begin, stores: Stores) -> RendezvousInfo:
-        self._server, self._void = stores.server, False
+        self._server, self._void, self._in_round = stores.server, False, True
         if self._first == NEVER:
             self._first = gathered.generation, begun.number
         joined, place = stores.joined, stores.joined.bootstrap_store_info
@@ -336,12 +339,12 @@ class AgentHandler(RendezvousHandler):
         return self._closed or self._gathering.state.ended is not None or self._gathering.state.ending
 
     def set_closed(self) -> None:
-        """End the job for good, for all its agents; before the first round, this agent's part in it alone."""
-        # Torchrun calls this by `shutdown` with its exception on the way; the other agents are told its kind.
-        kind = sys.exc_info()[0]
+        """End the job for good, for all its agents; an agent that is in no round ends its own part in it alone."""
+        # Torchrun calls this by `shutdown` with its exception on the way; the other agents are told its kind. One that
+        # has given up its wait for a round is lost to the others, as if a signal had ended it.
+        kind, failed = sys.exc_info()[0], not (self._in_round or self.is_closed())
         self._closed = True
-        reason = "closed" if kind is None else f"ended by {kind.__name__}"
-        self._gathering.close(reason, failed=self._first == NEVER)
+        self._gathering.close("closed" if kind is None else f"ended by {kind.__name__}", failed=failed)
 
     def shutdown(self) -> bool:
         """End the job for good and release everything. Torchrun calls it at every end except by a signal."""

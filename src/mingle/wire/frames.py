@@ -461,7 +461,7 @@ class Leave(Frame, frozen=True, kw_only=True, tag="leave", omit_defaults=True):
     session: Identifier
     reason: Text = ""
     failed: bool = False
-    """Whether the others have lost it: the end of an agent that got no round is not that of the job."""
+    """Whether the others have lost it: the end of an agent that is in no round is not that of the job."""
 
     def __post_init__(self) -> None:
         make_printable(self, "reason")

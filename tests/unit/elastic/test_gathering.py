@@ -300,10 +300,13 @@ def test_a_wait_for_a_round_of_a_lost_session_says_nothing_in_the_next_one(job: 
     assert {(each.number, each.size) for each in next_round(other, job.agents[-1]) if each is not None} == {(0, 2)}
 
 
+@pytest.mark.parametrize("has_trained", [False, True])
 @pytest.mark.parametrize("part", ["host", "member"])
-def test_an_agent_that_got_no_round_ends_the_job_for_nobody_else(job: Job, part: str) -> None:
+def test_an_agent_that_gets_no_round_ends_the_job_for_nobody_else(job: Job, part: str, has_trained: bool) -> None:
     several = [job.agent() for _ in range(3)]
     gather(*several)
+    if has_trained:
+        next_round(*several)
     host, *others = host_first(several)
     leaves = host if part == "host" else others.pop()
     leaves.close("ended by RendezvousTimeoutError", failed=True)

@@ -306,6 +306,28 @@ def test_a_node_that_ends_before_its_first_round_ends_the_job_for_nobody(
     assert isinstance(waiting.exception(SECONDS), RendezvousClosedError)
 
 
+def test_a_node_that_gives_up_its_wait_for_a_round_ends_the_job_for_nobody(
+    place: Place, pool: ThreadPoolExecutor
+) -> None:
+    (handler, _), (waits, gathering) = make(place), make(place, config={"join_timeout": "1"})
+    together(pool, [handler, waits])
+    with pytest.raises(RendezvousTimeoutError):
+        waits.next_rendezvous()
+    assert waits.shutdown()
+    assert gathering.failed
+    assert not handler.is_closed()
+
+
+def test_a_node_that_waits_when_the_job_is_ended_ends_it_as_well(place: Place, pool: ThreadPoolExecutor) -> None:
+    (handler, _), (waits, gathering) = make(place), make(place)
+    together(pool, [handler, waits])
+    assert handler.shutdown()
+    with pytest.raises(RendezvousClosedError):
+        waits.next_rendezvous()
+    assert waits.shutdown()
+    assert not gathering.failed
+
+
 def test_the_loss_of_the_store_is_survived(place: Place, pool: ThreadPoolExecutor) -> None:
     handlers, gatherings = zip(*(make(place) for _ in range(2)), strict=True)
     before = bootstrap(together(pool, list(handlers))[0])
