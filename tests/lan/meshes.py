@@ -7,8 +7,11 @@ import random
 import re
 from collections import Counter
 
+from mingle.elastic.quorum import CONFIRM_SECONDS
 from mingle.errors import ConnectivityError
+from mingle.protocol.links.prover import DIAL_SECONDS
 from mingle.protocol.member import LEFT_OUT_SECONDS
+from mingle.protocol.session.mesh_proof import AGAIN_SECONDS
 from mingle.protocol.session.phases import Committed
 from mingle.wire.frames import PADDING_BYTES
 from tests.lan.agent_schedules import AgentSchedule
@@ -25,6 +28,13 @@ PROVED_SECONDS = 14.0
 """The longest time from the end of a fault to an error that names it: three proofs of one network."""
 JUST_NOW_SECONDS = 4.0
 """The same for a fault of the network: it must have lasted into the last proof."""
+AGENTS_JUST_NOW_SECONDS = CONFIRM_SECONDS - AGAIN_SECONDS + DIAL_SECONDS + 0.1
+"""The same for agents, whose session is decided when the last of them has confirmed.
+
+Whoever dials in vain gives up after `AGAIN_SECONDS`, and its last dial was one `DIAL_SECONDS` earlier: the fault
+lasted until then. The host waits for up to `CONFIRM_SECONDS` for the others, one of which can hear of CONFIRM only when
+its own fault has ended. The rest is for clocks that run at different rates, and the way of the message.
+"""
 
 
 class MeshInvariants:
@@ -67,8 +77,9 @@ class MeshInvariants:
 class Faults:
     """The faults of a network, by machine."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, *, just_now: float = JUST_NOW_SECONDS) -> None:
         self._network = network
+        self._just_now = just_now
         self._faulty: set[str] = set()
         self._ended_at: dict[str, float] = {}
         network.watchers.append(self._note)
@@ -89,9 +100,9 @@ class Faults:
         """
         _, *lines = text.partition("likely cause")[0].splitlines()
         world = self._network.world
-        just_now = world.now - JUST_NOW_SECONDS
+        just_now = world.now - self._just_now
         hosts = [each for each in world.processes if each.hosts and each.continued_at >= just_now]
-        since = min([world.now, *(host.stopped_at for host in hosts)]) - JUST_NOW_SECONDS
+        since = min([world.now, *(host.stopped_at for host in hosts)]) - self._just_now
         recent = self._faulty | {name for name, ended in self._ended_at.items() if ended >= since}
         named = ((line.strip(), set(re.findall(r"\bm\d+\b", line))) for line in lines)
         return [line for line, machines in named if machines and not machines & recent]
@@ -229,7 +240,7 @@ class AgentMeshSchedule(AgentSchedule):
         self.left_out = 0
         super().__init__(seed, tracing=tracing)
         AgentMeshInvariants(self.gathering.world)
-        self.faults = Faults(self.gathering.network)
+        self.faults = Faults(self.gathering.network, just_now=AGENTS_JUST_NOW_SECONDS)
         self._read: dict[int, int] = {}
         self.gathering.world.watchers.append(self._judge)
         rng = random.Random(f"pairs of {seed}")

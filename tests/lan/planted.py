@@ -361,6 +361,7 @@ SLEEPING_CLOCK = (
 CONFIRM_WHILE_BOUND = Rule(Binding, "elsewhere", always(False))
 TAKE_A_RESET_FOR_AN_END = Rule(AgentMember, "is_freed_by", always(True))
 DATE_THE_BINDING_BEFORE = Act(Binding, "renew", for_three_seconds_less)
+COUNT_WHO_HAS_A_SEAT = Rule(Leases, "until", whoever_has_a_seat)
 FOUND_YOUNG = Rule(Quorum, "is_grown", always(True))
 
 HOLD = "two hosts hold|although a later session|two sessions have a round"
@@ -403,7 +404,7 @@ AGENTS = [
     Mistake(
         "count_everybody_who_has_a_seat",
         "agents",
-        (Rule(Leases, "until", whoever_has_a_seat),),
+        (COUNT_WHO_HAS_A_SEAT,),
         HOLD,
         seeds=1866,
         first=619,
@@ -479,6 +480,15 @@ def without_a_question(right: Hold, agent: Agent) -> Hold:
     return Hold(right.until, float("inf")) if isinstance(agent.part, AgentMember) else right
 
 
+def as_if_asked_now(genuine: Any, host: ElasticHost, caller: Any, frame: frames.AnyFrame, now: float) -> None:
+    genuine(host, caller, frame, now)
+    host.quorum.leases.answered(caller.hello.member, now)
+
+
+def is_answer(_: ElasticHost, caller: Any, frame: frames.AnyFrame, now: float) -> bool:
+    return isinstance(frame, frames.Pong)
+
+
 TOO_LATE = "although a later session"
 APART = "not together"
 
@@ -529,7 +539,13 @@ ROUNDS = [
         TOO_LATE,
         first=17,
     ),
-    Mistake("let_the_young_found", "rounds", (FOUND_YOUNG,), TOO_LATE, seeds=1000, level="all"),
+    Mistake("let_the_young_found", "rounds", (FOUND_YOUNG,), TOO_LATE, level="all"),
+    Mistake(
+        "date_an_answer_at_its_receipt",
+        "rounds",
+        (Act(ElasticHost, "caller_said", as_if_asked_now, when=is_answer),),
+        f"{HOLD}|{TOO_LATE}",
+    ),
     Mistake(
         "rank_a_round_by_order_alone", "agents", (Rule(Rounds, "seniority", by_order_alone),), "a newcomer precedes"
     ),

@@ -4,12 +4,13 @@ One seed makes a small job with more seats than it takes to found a session. Aga
 is too small to be kept is cut off at a chosen frame: the host with the last answers to it under way, or members with
 their last questions. The others are killed a moment later and started again, found a session, and get rounds there.
 Then the cut ends, and what was under way arrives. What must follow: no torchrun gets a round of a session after one
-of a later session (:mod:`tests.lan.agents`).
+of a later session (:mod:`tests.lan.agents`). In the end all are in one round, or those that are not cut off for good.
 """
 
 from __future__ import annotations
 
 import functools
+import random
 
 from mingle.elastic.quorum import Nodes
 from tests.lan.agents import AgentGathering, AgentProcess
@@ -25,6 +26,7 @@ class RoundSchedule:
     """What one seed makes happen."""
 
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
+        self.seed = seed
         self.gathering = AgentGathering(seed, (1, 1), last_call=1.0, tracing=tracing)
         gathering, rng = self.gathering, self.gathering.rng
         minimum, maximum = rng.choice(SIZES)
@@ -117,7 +119,20 @@ class RoundSchedule:
                 self._strike()
             gathering.world.run(rng.choice((3.0, 6.0, 11.0)))
         gathering.network.heal_all()
+        stay = self._cut_others_off()
         gathering.world.run(15.0)
-        gathering.run_until_together(self.current, 30.0)
-        met = gathering.world.run(30.0, until=lambda: gathering.in_one_round(self.current))
-        assert met, f"not together in one round: {[(each.name, each.workers) for each in self.current]}"
+        gathering.run_until_together(stay, 30.0)
+        met = gathering.world.run(30.0, until=lambda: gathering.in_one_round(stay))
+        assert met, f"not together in one round: {[(each.name, each.workers) for each in stay]}"
+
+    def _cut_others_off(self) -> list[AgentProcess]:
+        """Cut all agents off for good but as many as found a session, or more; return those, which can go on."""
+        dice = random.Random(f"those that stay of {self.seed}")
+        if dice.random() < 0.7:
+            return self.current
+        number = dice.randint(self.gathering.policy.nodes.founders, len(self.current))
+        stay = dice.sample(self.current, number)
+        for each in self.current:
+            if each not in stay:
+                self.gathering.network.cut(each.machine)
+        return stay

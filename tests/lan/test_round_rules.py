@@ -22,6 +22,7 @@ from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.network import Machine
 from tests.lan.planted import (
     CONFIRM_WHILE_BOUND,
+    COUNT_WHO_HAS_A_SEAT,
     DATE_THE_BINDING_BEFORE,
     FOUND_YOUNG,
     LOOK_AFTER_THE_SOCKETS,
@@ -310,6 +311,11 @@ RULES: dict[str, tuple[Callable[[int], None], tuple[Seam, ...], str]] = {
         (DATE_THE_BINDING_BEFORE,),
         "two hosts hold",
     ),
+    "count_everybody_who_has_a_seat": (
+        functools.partial(a_host_sleeps, suspended=False),
+        (COUNT_WHO_HAS_A_SEAT,),
+        "two hosts hold",
+    ),
     "look_at_the_clock_after_the_sockets": (
         functools.partial(a_host_sleeps, suspended=False),
         LOOK_AFTER_THE_SOCKETS,
@@ -336,3 +342,26 @@ def test_the_schedule_holds_and_finds_the_mistake(mistake: str, seed: int) -> No
     schedule(seed)
     if not seed:
         expect_found(mistake, *seams, run=functools.partial(schedule, seed), finding=finding)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_round_that_an_earlier_session_begins_is_returned_to_nobody(seed: int) -> None:
+    """A host begins it as soon as enough agents have said NEXT, also ones that have vanished since."""
+    parts = Parts(seed, (2, 4), 4)
+    moves, *waiting = parts.members
+    host = parts.host
+    parts.part(moves)
+    parts.world.run(15.0)
+    assert parts.in_one_round([host, moves])
+    host._stop_workers = lambda: None  # type: ignore[method-assign]
+    moves.fail_workers()
+    assert parts.world.run(10.0, until=lambda: host.agent.memory.round_wanted)
+    parts.vanish(moves)
+    parts.expect_together(parts.right("r1"), *waiting, within=5.0)
+    assert host.hosted is not None
+    before = host.hosted.rounds.number
+    host._workers_stopped()
+    assert host.hosted.rounds.number == before + 1
+    parts.world.run(LEASE_SECONDS)
+    assert host.workers is None
+    assert host.hosted is None, "its torchrun has waited for no longer than the lease of the agent that has vanished"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from mingle.elastic.rounds import COMPANIONS_SECONDS, STOP_SECONDS, Rounds
 from tests.lan.agents import AgentGathering, AgentProcess
-from tests.lan.planting import Rule, always, expect_found
+from tests.lan.planting import Act, Rule, Seam, always, expect_found, nothing
 from tests.support.levels import repeated
 
 SEEDS = repeated(2, soak=3)
@@ -183,10 +183,10 @@ def test_a_node_in_a_crash_loop_restarts_a_full_job_seldom(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_node_whose_workers_do_not_end_is_left_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_whose_workers_do_not_end_is_left_out(seed: int) -> None:
     job = Job(seed, (2, 3)).begun()
     hung = job.member
-    monkeypatch.setattr(hung, "_stop_workers", lambda: None)
+    hung._stop_workers = lambda: None  # type: ignore[method-assign]
     failing = next(each for each in job.running if each is not hung)
     failing.fail_workers()
     job.world.run(STOP_SECONDS - 1.0)
@@ -233,3 +233,48 @@ def test_an_agent_that_is_done_is_not_waited_for(seed: int) -> None:
     done.kill()
     job.world.run(2.0)
     assert job.numbers() == [1, 1], "its end restarts nobody"
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+def for_ever(right: float | None, rounds: Rounds, *_: object) -> float | None:
+    return None if rounds.participants - rounds._waiting.keys() else right
+
+
+def at_once(right: float | None, rounds: Rounds, present: int) -> float | None:
+    return None if right is None else float("-inf")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "seam", "scenario", "seed"),
+    [
+        ("wait_for_ever", Rule(Rounds, "begins_at", for_ever), test_a_node_whose_workers_do_not_end_is_left_out, 0),
+        (
+            "await_those_that_are_done",
+            Act(Rounds, "said_done", nothing),
+            test_an_agent_that_is_done_is_not_waited_for,
+            0,
+        ),
+        (
+            "restart_for_each_newcomer",
+            Rule(Rounds, "newcomers_at", at_once),
+            test_nodes_that_come_one_by_one_do_not_restart_the_others_each_time,
+            0,
+        ),
+        (
+            "restart_for_each_return",
+            Rule(Rounds, "newcomers_at", at_once),
+            test_a_node_in_a_crash_loop_restarts_a_full_job_seldom,
+            0,
+        ),
+        (
+            "begin_without_companions",
+            Rule(Rounds, "_pause", always(0.0)),
+            test_a_host_that_founds_again_waits_for_an_earlier_host_that_had_come_back,
+            7,
+        ),
+    ],
+)
+def test_a_mistake_about_rounds_is_found(mistake: str, seam: Seam, scenario: Callable[[int], None], seed: int) -> None:
+    expect_found(mistake, seam, run=lambda: scenario(seed))
