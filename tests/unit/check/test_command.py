@@ -94,13 +94,23 @@ def test_under_a_launcher_one_rank_prints_and_by_hand_one_on_each_machine(
     assert ("--nproc-per-node 8 was given, and the launcher has started 1 rank here" in said.err) is shown
 
 
-def test_the_ranks_are_those_of_all_processes_of_all_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variables", "arguments", "ranks"),
+    [
+        # one of the processes that another one has started
+        ({"_MINGLE_CHECK_LOCAL": "1"}, ["--nnodes", "2", "--nproc-per-node", "3"], 6),
+        # As everywhere: a template sets a variable that it has no value for.
+        ({"RANK": ""}, ["--nnodes", "2"], 2),
+    ],
+)
+def test_the_ranks_are_those_of_all_processes_of_all_machines(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], arguments: list[str], ranks: int
+) -> None:
     given: list[int | None] = []
     monkeypatch.setattr(command, "run", lambda arguments, *_given, **_more: given.append(arguments.world_size) or 0)
-    monkeypatch.setenv("_MINGLE_CHECK_LOCAL", "1")  # one of the processes that another one has started
-    told = CliRunner().invoke(command.check, ["--nnodes", "2", "--nproc-per-node", "3"])
+    told = CliRunner().invoke(command.check, arguments, env=variables)
     assert told.exit_code == 0, told.stderr
-    assert given == [6]
+    assert given == [ranks]
 
 
 @pytest.mark.parametrize(
@@ -135,29 +145,27 @@ def test_a_driver_that_hangs_is_told_before_the_first_packet(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("environ", "expected"),
+    ("environ", "user", "expected"),
     [
-        ({}, "mingle-check-ada"),
-        ({"USER": "eve", "LOGNAME": "eve"}, "mingle-check-ada"),
-        ({"MINGLE_RANK": "0", "MINGLE_WORLD_SIZE": "2"}, "mingle-check-ada"),
-        ({"MINGLE_JOB_ID": "mine"}, "mine"),
+        ({}, "ada", "mingle-check-ada"),
+        ({}, None, "mingle-check-4000111"),
+        ({"USER": "eve", "LOGNAME": "eve"}, "ada", "mingle-check-ada"),
+        ({"MINGLE_RANK": "0", "MINGLE_WORLD_SIZE": "2"}, "ada", "mingle-check-ada"),
+        ({"MINGLE_JOB_ID": "mine"}, "ada", "mine"),
     ],
 )
 def test_the_checks_of_two_users_do_not_meet(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: str
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], user: str | None, expected: str
 ) -> None:
     given: list[str] = []
     monkeypatch.setattr(command, "run", lambda arguments, *_options, **_more: given.append(arguments.job_id) or 0)
-    monkeypatch.setattr("pwd.getpwuid", lambda _number: SimpleNamespace(pw_name="ada"))
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_111)
+    if user:
+        monkeypatch.setattr("pwd.getpwuid", lambda _number: SimpleNamespace(pw_name=user))
     told = CliRunner().invoke(command.check, ["--nnodes", "2"], env={"USER": None, **environ})
     assert told.exit_code == 0
     assert given == [expected]
     assert ("--job-id" in told.stderr) is (not environ or "USER" in environ)
-
-
-def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 4_000_111)
-    assert command._user() == "4000111"
 
 
 @pytest.mark.parametrize("timeout", [None, "3"])
@@ -177,19 +185,29 @@ def test_the_timeout_is_that_of_a_step_and_not_of_the_discovery(
     assert given["limit"] is None
 
 
+@pytest.fixture
+def further(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> subprocess.Popen[bytes]:
+    """Give the first further process of this machine that a check starts; the start of a second one fails."""
+    first = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    started = iter([first])
+
+    def start(*_line: object, **_more: object) -> subprocess.Popen[bytes]:
+        if (process := next(started, None)) is None:
+            raise request.param
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return first
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_processes_of_this_machine(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    further = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
-    def run(*_given: object, **_more: object) -> int:
-        signal.raise_signal(number)
-        return 0
-
-    monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(command, "_start_further", lambda _count, _secret, started: started.append(further))
+def test_a_signal_ends_the_processes_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, further: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
+    monkeypatch.setattr(command, "run", lambda *_given, **_more: signal.raise_signal(number))
     before = signal.signal(signal.SIGTERM, command._terminate)
     try:
-        told = CliRunner().invoke(command.check, ["--nnodes", "2"])
+        told = CliRunner().invoke(command.check, ["--nnodes", "2", "--nproc-per-node", "2"])
     finally:
         signal.signal(signal.SIGTERM, before)
     assert told.exit_code == 128 + number
@@ -198,37 +216,16 @@ def test_a_signal_ends_the_processes_of_this_machine(monkeypatch: pytest.MonkeyP
     assert further.returncode == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(errno.EAGAIN, "Resource temporarily unavailable")])
-def test_processes_that_were_started_before_a_failure_end(
-    monkeypatch: pytest.MonkeyPatch, failure: BaseException
-) -> None:
-    first = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
-    def start(_secret: object, started: list[Any]) -> None:
-        if started:
-            raise failure
-        started.append(first)
-
-    monkeypatch.setattr(command, "_start_one", start)
+@pytest.mark.parametrize(
+    ("further", "status"),
+    [(KeyboardInterrupt(), 128 + signal.SIGINT), (OSError(errno.EAGAIN, "Resource temporarily unavailable"), 1)],
+    indirect=["further"],
+)
+def test_processes_that_were_started_before_a_failure_end(further: subprocess.Popen[bytes], status: int) -> None:
     told = CliRunner().invoke(command.check, ["--nnodes", "2", "--nproc-per-node", "4"])
-    assert first.returncode == -signal.SIGTERM
-    assert told.exit_code == (1 if isinstance(failure, OSError) else 128 + signal.SIGINT)
-    assert ("the other ranks of this machine can't be started" in told.output) == isinstance(failure, OSError)
-
-
-def test_a_blank_rank_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As everywhere: a template sets a variable that it has no value for."""
-    given: list[int | None] = []
-
-    def run(arguments: Arguments, *_given: object, **_more: Any) -> int:
-        given.append(arguments.world_size)
-        return 0
-
-    monkeypatch.setattr(command, "run", run)
-    monkeypatch.setenv("RANK", "")
-    told = CliRunner().invoke(command.check, ["--nnodes", "2"], prog_name="mingle-check")
-    assert told.exit_code == 0, told.stderr
-    assert given == [2]
+    assert further.returncode == -signal.SIGTERM
+    assert told.exit_code == status
+    assert ("the other ranks of this machine can't be started" in told.output) is (status == 1)
 
 
 @pytest.mark.parametrize("local", ["", "1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -43,6 +44,14 @@ def test_a_path_that_does_not_answer_shows_before_a_short_deadline() -> None:
         there = {"rank": 1, "address": "127.0.0.1", "port": silent.getsockname()[1], "token": ""}
         tried = probes.Probes(None, None, [{}, there])  # type: ignore[arg-type]
         assert tried.path(peer=1, seconds=0.2) == "a small message is not answered (timed out)"
+
+
+def test_a_path_that_leads_to_another_rank_is_a_fault() -> None:
+    with contextlib.closing(control.Server(1)) as server:
+        there = {"rank": 1, "address": "127.0.0.1", "port": server.port, "token": server.token}
+        tried = probes.Probes(None, None, [{**there, "rank": 0}, there])  # type: ignore[arg-type]
+        assert tried.path(peer=1, seconds=60) == ""
+        assert "rank 1 answers there" in tried.path(peer=0, seconds=60)
 
 
 @pytest.mark.parametrize(("visible", "ids"), [(0, ["", ""]), (1, ["GPU-0", "GPU-0"]), (2, ["GPU-0", "GPU-1"])])

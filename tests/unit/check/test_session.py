@@ -1,4 +1,7 @@
-"""A check on rank 0 and on the others: its steps, which ranks are lost, and what a rank reports without rank 0."""
+"""A check on rank 0 and on the others: its steps, which ranks are lost, and what a rank reports without rank 0.
+
+Rank 0's part is driven from outside: the ranks answer its tasks over connections of their own, and its report is read.
+"""
 
 from __future__ import annotations
 
@@ -6,219 +9,374 @@ import contextlib
 import dataclasses
 import errno
 import itertools
-import json
 import multiprocessing
 import os
 import queue
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from multiprocessing.connection import Connection
-from pathlib import Path
+from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 import mingle
 from mingle.check import control, session
+from mingle.check.control import Record
 from mingle.check.session import Options
-from mingle.check.verdicts import TORCH_FAILS, Evidence, judge, rounds
-from tests.support.bystanders import command_environment, patched_path
-from tests.support.evidence import HELLO, NAMES, PATIENT, healthy
-from tests.support.ports import free_tcp_port, free_udp_port
+from mingle.check.verdicts import rounds
+from tests.support.evidence import HELLO, NAMES
+from tests.support.ports import free_tcp_port
+
+Reply: TypeAlias = "Record | tuple[Record, ...]"
+LATE = {"error": "not finished at its deadline"}
+RIGHT = {
+    "gpu": ("", ""),
+    "work": (0.02, 0.02),
+    "group": None,
+    "right": "",
+    "fast": 1e-3,
+    "pair": {"rtt": 1e-4, "others": [], "rate": 1e9},
+}
+"""What the ranks of a healthy job answer to each task."""
 
 
-def test_rank_zero_sends_heartbeats_while_others_look_for_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
-    here, there = multiprocessing.Pipe()
-    conductor = session.Conductor(None, None, Options(), str)  # type: ignore[arg-type]
-    conductor._lines = {there: 1}
-
-    def look(*_asked: object) -> str:
-        for _ in range(3):
-            assert here.poll(60)
-            assert control.receive(here) == {}
-        return "cut"
-
-    monkeypatch.setattr(control, "judge_loss", look)
-    conductor._seen.lost = {1: "silent"}
-    conductor._judge_losses()
-    assert conductor._seen.lost == {1: "cut"}
+def right(_rank: int, task: Record) -> Record:
+    return {"result": RIGHT[task["do"]]}
 
 
-def waiting_for_one(options: Options) -> tuple[session.Conductor, Connection]:
-    """Return rank 0's part with a single rank, and that rank's end of the connection."""
-    here, there = multiprocessing.Pipe()
-    conductor = session.Conductor(None, None, options, str)  # type: ignore[arg-type]
-    conductor._lines = {there: 1}
-    return conductor, here
+def fails_at(step: str, error: Record = LATE, otherwise: Callable[[int, Record], Reply] = right) -> Any:
+    return lambda rank, task: error if step in task["show"] else otherwise(rank, task)
 
 
-def test_the_time_in_which_rank_zero_did_not_run_makes_no_rank_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    conductor, here = waiting_for_one(Options(seconds=1000))
-    clock = itertools.count(0, 10)
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    received = conductor._received
-
-    def late(seconds: float) -> Iterator[tuple[int, Any]]:
-        if next(clock) > 60:
-            control.send(here, {"id": 1, "result": 2})
-        return received(0)
-
-    monkeypatch.setattr(conductor, "_received", late)
-    assert conductor._ask("step", {1: {"do": "add"}}) == {1: {"id": 1, "result": 2}}
-
-
-def test_a_rank_that_stopped_before_a_short_deadline_is_silent_and_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
-    monkeypatch.setattr(control, "SILENCE_SECONDS", 0.2)
-    conductor, here = waiting_for_one(Options(seconds=0.1))
-    with pytest.raises(session.StopError), here:
-        conductor._ask("step", {1: {"do": "add"}})
-    assert conductor._seen.lost == {1: "silent"}
-
-
-def test_ctrl_c_while_other_ranks_are_missing_ends_the_check() -> None:
-    here, there = multiprocessing.Pipe()
-    server = SimpleNamespace(controls=queue.SimpleQueue(), starved=threading.Event())
-    job = SimpleNamespace(world_size=3)
-    conductor = session.Conductor(job, server, Options(seconds=60), str)  # type: ignore[arg-type]
-    options: dict[str, Any] = {}
-    hello = {"rank": 0, "node": 0, "host": "a", "pid": 1, "address": "10.0.0.1", "interface": "eth0", "networks": []}
-    server.controls.put((there, {**hello, "reached": "", "options": options}))
-    control.send(here, {"gone": "interrupted"})
-    conductor.run()
-    while "report" not in (message := control.receive(here)):
-        pass
-    assert message["report"]["lost"] == {"0": "interrupted"}
-    assert [verdict["kind"] for verdict in message["report"]["verdicts"]] == ["rank-interrupted"]
+def machines(count: int) -> list[Record]:
+    return [HELLO | {"rank": rank, "node": rank, "host": NAMES[rank]} for rank in range(count)]
 
 
 def conduct(
-    monkeypatch: pytest.MonkeyPatch,
-    seconds: float,
+    roster: Sequence[Record],
+    answer: Callable[[int, Record], Reply] = right,
+    options: Options = Options(backend="gloo"),  # noqa: B008 - it is frozen
     *,
-    fails: str = "",
-    backend: str = "auto",
-    machines: int = 2,
-    rates: Mapping[str, float] | None = None,
-    without_gpu: Sequence[int] = (),
-) -> tuple[Evidence, list[Any]]:
-    """Run the steps of rank 0 for machines whose links look slow, or have the rates of their devices.
+    heartbeat: Callable[[int], Reply] = lambda _rank: {},
+    missing: int = 0,
+    zero: Record | None = None,
+    starved: bool = False,
+) -> tuple[Record, list[Record]]:
+    """Run rank 0's part of a check with the ranks of this roster; return its report, and all else that it has sent.
 
-    Returns:
-        What it saw, and its tasks.
+    Args:
+        roster: what the ranks say of themselves.
+        answer: what a rank sends for a task.
+        options: those of rank 0.
+        heartbeat: what a rank sends for a heartbeat.
+        missing: how many ranks of the job do not come.
+        zero: what rank 0 says of itself.
+        starved: whether rank 0 has no file descriptor left.
     """
-    told: list[Any] = []
+    server = SimpleNamespace(controls=queue.SimpleQueue(), starved=threading.Event())
+    ranks: dict[Connection, int] = {}
+    for hello in roster:
+        here, there = multiprocessing.Pipe()
+        ranks[here] = hello["rank"]
+        server.controls.put((there, {"reached": "", **hello}))
+    if starved:
+        server.starved.set()
+    job = SimpleNamespace(world_size=len(roster) + missing, members=())
+    conductor = session.Conductor(job, server, options, str, zero)  # type: ignore[arg-type]
+    reports: list[Record] = []
+    told: list[Record] = []
+    with ThreadPoolExecutor(1) as pool:
+        conducting = pool.submit(conductor.run)
+        while ranks:
+            for line in wait(list(ranks)):
+                assert isinstance(line, Connection)
+                message = control.receive(line)
+                if "report" in message:
+                    reports.append(message["report"])
+                    del ranks[line]
+                    line.close()
+                    continue
+                if message:
+                    told.append(message)
+                reply = answer(ranks[line], message) if "do" in message else () if message else heartbeat(ranks[line])
+                for each in reply if isinstance(reply, tuple) else (reply,):
+                    control.send(line, {"id": message["id"], **each} if "do" in message else each)
+        conducting.result()
+    assert reports == reports[:1] * len(roster), "all get the same"
+    return reports[0], told
 
-    def ask(name: str, tasks: dict[int, Any], _least: float = 0.0) -> dict[int, Any]:
-        told.extend(tasks.values())
-        if fails and fails in name:
-            return {rank: {"error": "not finished at its deadline"} for rank in tasks}
-        return {rank: {"result": result(rank, task)} for rank, task in tasks.items()}
 
-    def result(rank: int, task: dict[str, Any]) -> Any:
-        at_first = len(told) <= 2 + sum(task["do"] != "pair" for task in told)
-        pair = {"rtt": 1e-4 if at_first else 2e-4, "others": [], "rate": 1e9 if rank else 2e6 if at_first else 1e6}
-        if rates and task["do"] == "pair":
-            pair["rate"] = rates[task["with"]["device"]]
-        gpu = (f"GPU-{rank}" if backend == "nccl" and rank not in without_gpu else "", "")
-        return {"gpu": gpu, "work": [0.02, 0.02], "right": "", "fast": seconds, "pair": pair}.get(task["do"])
+def kinds(report: Record) -> list[str]:
+    return [verdict["kind"] for verdict in report["verdicts"]]
 
-    conductor = session.Conductor(None, None, Options(seconds=seconds, backend=backend), str)  # type: ignore[arg-type]
-    hello = {"networks": [], "interface": "eth0", "address": "", "pid": 1}
-    conductor._roster = [{**hello, "rank": rank, "node": rank, "host": NAMES[rank]} for rank in range(machines)]
-    conductor._seen = session.evidence_of(conductor._roster)
-    monkeypatch.setattr(conductor, "_collect", str)
-    monkeypatch.setattr(conductor, "_ask", ask)
-    conductor.run()
-    return conductor._seen, told
+
+def tasks(told: list[Record], do: str) -> list[Record]:
+    return [message["with"] for message in told if message.get("do") == do]
+
+
+# --- which ranks are lost ------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_stops_is_silent_and_not_late_and_the_others_have_heartbeats_while_it_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
+    monkeypatch.setattr(control, "SILENCE_SECONDS", 1.0)
+    beats = threading.Semaphore(0)
+
+    def beat(rank: int) -> Reply:
+        if rank:
+            return ()
+        beats.release()
+        return {}
+
+    def look(_roster: object, _own: int, lost: int, how: str) -> str:
+        while beats.acquire(blocking=False):
+            pass
+        assert all(beats.acquire(timeout=60) for _ in range(3))
+        return f"{lost} {how}"
+
+    monkeypatch.setattr(control, "judge_loss", lambda *asked: "cut" if look(*asked) == "1 silent" else "?")
+    report, _ = conduct(
+        machines(2),
+        lambda rank, task: () if rank else right(rank, task),
+        Options(backend="gloo", seconds=0.1),
+        heartbeat=beat,
+    )
+    assert report["lost"] == {"1": "cut"}
+
+
+def test_the_time_in_which_rank_zero_did_not_run_makes_no_rank_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats are counted: eight without an answer are less than a second here."""
+    clock = itertools.count(0, 10)
+    monkeypatch.setattr(control, "PULSE_SECONDS", 0.1)
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    beats = itertools.count()
+
+    def answer(rank: int, task: Record) -> Reply:
+        return () if task["id"] == 1 else right(rank, task)
+
+    def beat(_rank: int) -> Reply:
+        return {"id": 1, "result": (0.02, 0.02)} if next(beats) == 8 else ()
+
+    report, _ = conduct(machines(1), answer, Options(backend="gloo", seconds=100_000.0), heartbeat=beat)
+    assert report["healthy"]
+    assert report["steps"][0]["seconds"] > control.SILENCE_SECONDS
+
+
+def test_a_late_answer_to_an_earlier_step_is_none_to_this_one() -> None:
+    def answer(rank: int, task: Record) -> Reply:
+        return {"id": task["id"] - 1, "result": "late"}, right(rank, task)
+
+    report, _ = conduct(machines(1), answer)
+    assert report["healthy"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "how"),
+    [
+        (
+            {"error": "RuntimeError: [enforce fail at socket.cc:24] rv != -1. socket: Too many open files"},
+            "descriptors",
+        ),
+        ({"result": {"fault": "no TCP connection ([Errno 24] Too many open files)"}}, "descriptors"),
+        ({"gone": "descriptors"}, "descriptors"),
+        ({"gone": "interrupted"}, "interrupted"),
+        ({"gone": "by magic"}, "ended"),
+        ({"gone": []}, "ended"),
+        ({"gone": {"a": 1}}, "ended"),
+    ],
+)
+def test_loss_of_a_rank_is_named_by_its_answer(answer: Record, how: str) -> None:
+    """Also while it looks for its GPU, before anything is measured."""
+    report, told = conduct(machines(2), lambda rank, task: answer if rank else right(rank, task), Options())
+    assert report["lost"] == {"1": how}
+    assert kinds(report) == [f"rank-{how}"]
+    assert {message["do"] for message in told if "do" in message} == {"gpu"}
+
+
+def test_ctrl_c_while_other_ranks_are_missing_ends_the_check() -> None:
+    report, _ = conduct(machines(1), heartbeat=lambda _rank: {"gone": "interrupted"}, missing=2)
+    assert report["lost"] == {"0": "interrupted"}
+    assert kinds(report) == ["rank-interrupted"]
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "SILENCE_SECONDS", 1.0)
+    report, told = conduct(machines(2), options=Options(seconds=0.1), missing=1)
+    assert kinds(report) == ["control"]
+    assert "rank 2" in report["verdicts"][0]["observation"]
+    assert not [message for message in told if "do" in message]
+
+
+def test_rank_zero_without_descriptors_gives_the_report_to_the_ranks_that_it_knows() -> None:
+    """Under torchrun it learns its address from the connection to its own port, for which it lacks a descriptor."""
+    zero = {**HELLO, "rank": 0, "node": 0, "address": ""}
+    other = {**HELLO, "node": 1, "reached": "10.0.0.1"}
+    report, _ = conduct([other], missing=2, zero=zero, starved=True)
+    assert report["lost"] == {"0": "descriptors"}
+    assert kinds(report) == ["rank-descriptors"]
+    assert [place["address"] for place in report["places"]] == ["10.0.0.1", "10.0.0.2"]
+
+
+# --- the steps -----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_told_whose_options_differ_and_where_rank_0_was_reached() -> None:
+    """Under torchrun rank 0's own machine sees it by loopback."""
+    zero, one = machines(2)
+    zero |= {"address": "127.0.0.1", "reached": "127.0.0.1", "options": {"max_size": 16}}
+    one |= {"reached": "10.0.0.1", "options": {"max_size": 64}}
+    report, told = conduct([zero, one], options=Options(backend="gloo", max_size=16))
+    for message in told:
+        assert [hello["address"] for hello in message.get("roster", ())] in ([], ["10.0.0.1", "10.0.0.2"])
+    assert str(told).count("rank 0's options count; those of ranks 1 differ") == 2
+    assert [each["size"] for each in report["all_reduce"]] == [4, 16]
+    assert {task["limit"] for task in tasks(told, "pair")} == {16}
+
+
+def looks_slow(seconds: float) -> Callable[[int, Record], Reply]:
+    """Return what ranks answer whose link looks slow, and slower when it is measured again."""
+
+    def answer(rank: int, task: Record) -> Reply:
+        if task["do"] == "fast":
+            return {"result": seconds}
+        if task["do"] != "pair":
+            return right(rank, task)
+        again = "slow pairs" in task["show"]
+        pair = {"rtt": 2e-4 if again else 1e-4, "others": [], "rate": 1e9 if rank else 1e6 if again else 2e6}
+        return {"result": pair}
+
+    return answer
 
 
 @pytest.mark.parametrize("seconds", [1.0, 5.0, 10.0, 20.0])
-def test_timed_measurements_end_before_the_deadline_of_their_step(
-    monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
-    seen, told = conduct(monkeypatch, seconds)
-    assert [each["size"] for each in seen.all_reduce] == [4], "a larger size would take too long"
-    (work,) = {task["with"]["seconds"] for task in told if task["do"] == "work"}
-    windows = [task["with"]["window"] for task in told if task["do"] == "pair"]
+def test_timed_measurements_end_before_the_deadline_of_their_step(seconds: float) -> None:
+    report, told = conduct(machines(2), looks_slow(seconds), Options(backend="gloo", seconds=seconds))
+    (figures,) = report["all_reduce"]
+    assert figures["size"] == 4, "a larger size would take too long"
+    assert figures["busbw"] == figures["algbw"], (
+        "the bus of two ranks carries what the algorithm does, as in nccl-tests"
+    )
+    (work,) = {task["seconds"] for task in tasks(told, "work")}
+    windows = [task["window"] for task in tasks(told, "pair")]
     assert work <= seconds / 2
     assert len(windows) == 2 * (1 + session.CONFIRMATIONS), "a slow pair is measured again"
     # Both directions, and the last message of each can take as long as all before it.
     assert 4 * max(windows) < seconds
+    measured = [(pair["rate"], pair["rtt"]) for pair in report["pairs"]]
+    assert measured == [(2e6, 1e-4), (1e9, 1e-4)], "the best of several measurements counts"
 
 
-def test_the_pairs_are_tried_also_when_the_first_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, told = conduct(monkeypatch, 20.0, fails="host time")
-    assert seen.defect == ""
-    assert seen.failed
-    assert [task for task in told if task["do"] == "pair"]
+def test_the_pairs_are_tried_also_when_the_first_step_fails() -> None:
+    report, told = conduct(machines(2), fails_at("host time"))
+    assert kinds(report) == ["collective"]
+    assert tasks(told, "pair")
+
+
+@pytest.mark.parametrize(
+    ("errors", "status"), [((LATE, {"error": "NCCL error"}), "NCCL error"), ((LATE,), LATE["error"])]
+)
+def test_an_error_counts_before_those_that_are_only_late(errors: Sequence[Record], status: str) -> None:
+    def answer(rank: int, task: Record) -> Reply:
+        return errors[rank] if rank < len(errors) and "broadcast" in task["show"] else right(rank, task)
+
+    report, _ = conduct(machines(3), answer)
+    assert [step["status"] for step in report["steps"] if step["status"] != "ok"] == [status]
+    assert kinds(report) == ["collective"]
+
+
+def test_a_defect_of_rank_zeros_part_is_raised_once_all_have_the_report() -> None:
+    with pytest.raises(TypeError):
+        conduct(machines(2), fails_at("bandwidth", {"result": None}))
+
+
+@pytest.mark.parametrize("finds", [0, 1])
+@pytest.mark.parametrize("error", ["DistStoreError: timed out", LATE["error"]])
+def test_what_one_end_finds_on_the_path_counts_before_what_torch_says_at_the_other(error: str, finds: int) -> None:
+    fault = "no TCP connection (timed out)"
+
+    def answer(rank: int, task: Record) -> Reply:
+        if task["do"] != "pair":
+            return right(rank, task)
+        return {"result": {"fault": fault}} if rank == finds else {"error": error}
+
+    report, _ = conduct(machines(2), answer)
+    assert [pair["fault"] for pair in report["pairs"]] == [fault, fault]
+
+
+def test_the_machines_are_in_the_order_of_their_names() -> None:
+    """Ranks are assigned: node10 can have rank 0."""
+    hello = {"networks": [], "interface": "eth0", "address": "", "pid": 1}
+    hosts = ["node10", "node9", "node9", "node1"]
+    roster = [
+        {**hello, "rank": rank, "node": max(0, rank - (rank > 1)), "host": host} for rank, host in enumerate(hosts)
+    ]
+    seen = session.evidence_of(roster)
+    assert [(place.name, place.rank) for place in seen.places] == [("node1", 3), ("node9", 1), ("node10", 0)]
+    assert seen.place_of == {0: 2, 1: 1, 2: 1, 3: 0}
+
+
+# --- GPUs ----------------------------------------------------------------------------------------------------------
+
+NCCL = Options(backend="nccl")
+
+
+def with_gpus(rank: int, task: Record) -> Reply:
+    return {"result": (f"GPU-{rank}", "")} if task["do"] == "gpu" else right(rank, task)
 
 
 @pytest.mark.parametrize(
     ("fails", "first", "later"),
     [("", "cuda", "cuda"), ("correctness", "cpu", "cpu"), ("NCCL: round 1", "cuda", "cpu")],
 )
-def test_gloo_shows_the_links_once_nccl_has_failed(
-    monkeypatch: pytest.MonkeyPatch, fails: str, first: str, later: str
-) -> None:
+def test_gloo_shows_the_links_once_nccl_has_failed(fails: str, first: str, later: str) -> None:
     """A kernel of NCCL that waits for ever blocks all later ones of its GPU, also those of other pairs."""
-    seen, told = conduct(monkeypatch, 20.0, fails=fails, backend="nccl", machines=3)
-    assert seen.defect == ""
-    devices = [task["with"]["device"] for task in told if task["do"] == "pair"]
+    answer = fails_at(fails, otherwise=with_gpus) if fails else with_gpus
+    report, told = conduct(machines(3), answer, NCCL)
+    assert "defect" not in kinds(report)
+    devices = [task["device"] for task in tasks(told, "pair")]
     assert devices[:2] == [first] * 2
     assert set(devices[2:]) == {later}
 
 
-def test_rates_of_nccl_and_gloo_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_of_nccl_and_gloo_are_not_compared() -> None:
     """Those of the rounds before the one in which NCCL has failed are measured again; a broken pair is not."""
-    rates = {"cuda": 20e9, "cpu": 1e9}
-    seen, _ = conduct(monkeypatch, 20.0, fails="NCCL: round 2", backend="nccl", machines=4, rates=rates)
-    assert [verdict.kind for verdict in judge(seen)] == ["messages"]
-    assert set(seen.rates.values()) == {1e9}
-    assert len(seen.rates) == 2 * 6 - 2 * len(seen.broken)
+
+    def answer(rank: int, task: Record) -> Reply:
+        if task["do"] != "pair":
+            return with_gpus(rank, task)
+        return {"result": {"rtt": 1e-4, "others": [], "rate": {"cuda": 20e9, "cpu": 1e9}[task["with"]["device"]]}}
+
+    report, _ = conduct(machines(4), fails_at("NCCL: round 2", otherwise=answer), NCCL)
+    assert kinds(report) == ["messages"]
+    assert {(pair["rate"], bool(pair["fault"])) for pair in report["pairs"]} == {(1e9, False), (None, True)}
 
 
-@pytest.mark.parametrize("finds", [0, 1])
-@pytest.mark.parametrize("error", ["DistStoreError: timed out", "not finished at its deadline"])
-def test_what_one_end_finds_on_the_path_counts_before_what_torch_says_at_the_other(
-    monkeypatch: pytest.MonkeyPatch, finds: int, error: str
-) -> None:
-    conductor = session.Conductor(None, None, Options(), str)  # type: ignore[arg-type]
-    conductor._seen = healthy(2)
-    conductor._seen.backend = "gloo"
-    answers = {finds: {"result": {"fault": "no TCP connection (timed out)"}}, 1 - finds: {"error": error}}
-    monkeypatch.setattr(conductor, "_ask", lambda *_: answers)
-    conductor._round("links: round 1 of 1", [(0, 1)])
-    assert conductor._seen.broken == {(0, 1): "no TCP connection (timed out)"}
+def test_a_slow_pair_that_can_not_be_confirmed_is_none() -> None:
+    """NCCL has failed before the pair had its turn, and Gloo's rate says nothing of NCCL's."""
+    schedule = list(rounds(6))
+    first, later = schedule[0][0], next(pair for pair in schedule[1] if not {*pair} & {*schedule[0][0]})
+
+    def answer(rank: int, task: Record) -> Reply:
+        if task["do"] != "pair":
+            return with_gpus(rank, task)
+        pair = min(rank, task["with"]["peer"]), max(rank, task["with"]["peer"])
+        return {"result": {"rtt": 1e-4, "others": [], "rate": 0.1e9 if pair in (first, later) else 1e9}}
+
+    report, _ = conduct(machines(6), fails_at("slow pairs", {"error": "NCCL error"}, answer), NCCL)
+    assert {(pair["from"], pair["to"]) for pair in report["pairs"] if pair["fault"]} == {first, first[::-1]}
+    (verdict,) = report["verdicts"]
+    assert verdict["kind"] == "messages"
+    assert verdict["observation"].endswith("failed. NCCL was not tried on pairs after that.")
 
 
-def test_an_error_counts_before_those_that_are_only_late() -> None:
-    answers = {0: {"error": session._LATE}, 1: {"result": 1}, 2: {"error": "NCCL error"}}
-    assert session._first_error(answers) == "NCCL error"
-    assert session._first_error({0: answers[0], 1: answers[1]}) == session._LATE
-    assert session._first_error({1: answers[1]}) == ""
-
-
-def test_of_several_measurements_of_a_pair_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, _ = conduct(monkeypatch, 20.0)
-    assert seen.rates == {(0, 1): 2e6, (1, 0): 1e9}
-    assert seen.trips == {(0, 1): 1e-4}
-
-
-def test_the_bus_of_two_ranks_carries_what_the_algorithm_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in nccl-tests."""
-    seen, _ = conduct(monkeypatch, 20.0)
-    assert [each["busbw"] for each in seen.all_reduce] == [each["algbw"] for each in seen.all_reduce]
-
-
-def gpus(*ids: str, nodes: Sequence[int], missing: str = "", host: str = "") -> list[dict[str, Any]]:
+def gpus(*ids: str, nodes: Sequence[int], missing: str = "", host: str = "") -> list[Record]:
     """Return the roster of ranks that would use these GPUs; the last one has none for this reason."""
     reasons = [*[""] * (len(ids) - 1), missing]
     return [
@@ -242,169 +400,92 @@ def gpus(*ids: str, nodes: Sequence[int], missing: str = "", host: str = "") -> 
         (gpus("GPU-1", "GPU-2", nodes=[0, 0]), "cpu:gloo,cuda:nccl", ""),
     ],
 )
-def test_nccl_is_chosen_where_every_rank_has_a_gpu_of_its_own(
-    roster: list[dict[str, Any]], backend: str, note: str
-) -> None:
+def test_nccl_is_chosen_where_every_rank_has_a_gpu_of_its_own(roster: list[Record], backend: str, note: str) -> None:
     assert session.choose_backend(roster) == (backend, note)
 
 
-def test_each_rank_is_asked_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"result": ("", "sees a GPU that fails")}, "sees a GPU that fails"),
+        (LATE, "has a GPU whose driver has not answered in 60 s"),
+        ({"error": "OSError: no"}, "OSError: no"),
+    ],
+)
+def test_why_a_rank_uses_no_gpu_is_told_to_all(answer: Record, why: str) -> None:
     """A driver can load for longer than a step may last, or never answer."""
-    conductor = session.Conductor(None, None, Options(seconds=1.0), str)  # type: ignore[arg-type]
-    conductor._roster = [{"rank": rank} for rank in range(4)]
-    asked: list[float] = []
 
-    def ask(_name: str, tasks: dict[int, Any], least: float) -> dict[int, Any]:
-        asked.append(least)
-        answers = [{"result": ["GPU-1", ""]}, {"result": ["", "sees a GPU that fails"]}]
-        answers += [{"error": "not finished at its deadline"}, {"error": "OSError: no"}]
-        return dict(zip(tasks, answers, strict=True))
+    def asked(rank: int, task: Record) -> Reply:
+        return answer if rank and task["do"] == "gpu" else with_gpus(rank, task)
 
-    monkeypatch.setattr(conductor, "_ask", ask)
-    conductor._look_for_gpus()
-    assert asked == [session.GPU_SECONDS]
-    assert [(hello["gpu"], hello["gpu_missing"]) for hello in conductor._roster] == [
-        ("GPU-1", ""),
-        ("", "sees a GPU that fails"),
-        ("", "has a GPU whose driver has not answered in 60 s"),
-        ("", "OSError: no"),
-    ]
+    report, told = conduct(machines(2), asked, Options(seconds=20.0))
+    assert (report["backend"], report["why_gloo"]) == ("gloo", f"rank 1 on b {why}")
+    assert len([message for message in told if why in message.get("show", "")]) == 2
 
 
-def test_nccl_that_a_rank_has_no_gpu_for_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_more_time_than_a_step_and_nccl_that_a_rank_has_none_for_is_not_tried() -> None:
     """Rank 0 was told to use it, and the other was not."""
-    seen, told = conduct(monkeypatch, 20.0, backend="nccl", without_gpu=[1])
-    assert {task["do"] for task in told} == {"gpu"}
-    (verdict,) = judge(seen)
-    assert verdict.observation == "rank 1 on b sees no GPU, and `--backend nccl` needs a GPU for each rank."
+
+    def answer(rank: int, task: Record) -> Reply:
+        time.sleep(0.2)
+        return right(rank, task) if rank else with_gpus(rank, task)
+
+    report, told = conduct(machines(2), answer, Options(backend="nccl", seconds=0.01))
+    assert {message["do"] for message in told if "do" in message} == {"gpu"}
+    (verdict,) = report["verdicts"]
+    assert verdict["observation"] == "rank 1 on b sees no GPU, and `--backend nccl` needs a GPU for each rank."
 
 
-def test_a_rank_that_ends_while_it_looks_for_its_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    conductor = session.Conductor(None, None, Options(), str)  # type: ignore[arg-type]
-    conductor._roster = [hello | {"pid": 1} for hello in gpus("", "", nodes=[0, 1])]
-    conductor._seen = seen = healthy(2)
-
-    def ask(*_asked: object) -> None:
-        seen.lost[1] = "ended"
-        raise session.StopError
-
-    monkeypatch.setattr(conductor, "_collect", str)
-    monkeypatch.setattr(conductor, "_ask", ask)
-    conductor.run()
-    assert [verdict.kind for verdict in judge(seen)] == ["rank-ended"]
-
-
-def test_a_step_can_have_more_time_than_the_user_gives_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
-    conductor, here = waiting_for_one(Options(seconds=0.01))
-    received = conductor._received
-
-    def late(seconds: float) -> Iterator[tuple[int, Any]]:
-        while here.poll(0):
-            if "do" in control.receive(here):
-                began.append(time.monotonic())
-        control.send(here, {"id": 1, "result": 2} if time.monotonic() > began[0] + 0.2 else {})
-        return received(seconds)
-
-    began: list[float] = []
-    monkeypatch.setattr(conductor, "_received", late)
-    assert conductor._ask("step", {1: {"do": "add"}}, 60.0) == {1: {"id": 1, "result": 2}}
-
-
-def test_a_slow_pair_that_can_not_be_confirmed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL has failed before the pair had its turn, and Gloo's rate says nothing of NCCL's."""
-    conductor = session.Conductor(None, None, Options(), str)  # type: ignore[arg-type]
-    conductor._seen = seen = healthy(6)
-    seen.backend = "nccl"
-    schedule = list(rounds(6))
-    first, later = schedule[0][0], next(pair for pair in schedule[1] if not {*pair} & {*schedule[0][0]})
-    seen.rates.update(dict.fromkeys([first, later], 0.1e9))
-
-    def fail(_name: str, pairs: Sequence[tuple[int, int]], _attempt: int) -> None:
-        seen.broken.update(dict.fromkeys(pairs, f"{TORCH_FAILS} (NCCL error)"))
-
-    monkeypatch.setattr(conductor, "_rounds", lambda _schedule: True)
-    monkeypatch.setattr(conductor, "_round", fail)
-    conductor._pairs()
-    assert list(seen.broken) == [first]
-    (verdict,) = judge(seen)
-    assert verdict.kind == "messages"
-    assert verdict.observation.endswith("failed. NCCL was not tried on pairs after that.")
-
-
-def test_ranks_of_one_gpu_are_told_before_nccl_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there = multiprocessing.Pipe()
-    server = SimpleNamespace(controls=queue.SimpleQueue(), starved=threading.Event())
-    job = SimpleNamespace(world_size=2)
-    conductor = session.Conductor(job, server, Options(backend="nccl"), str)  # type: ignore[arg-type]
-    monkeypatch.setattr(conductor, "_look_for_gpus", str)
-    for hello in gpus("GPU-1", "GPU-1", nodes=[0, 0]):
-        more = {"pid": 1, "address": "10.0.0.1", "interface": "eth0", "networks": [], "reached": "", "options": {}}
-        server.controls.put((there, hello | more))
-    with here:
-        conductor.run()
-        while "report" not in (message := control.receive(here)):
-            assert "do" not in message
-    (verdict,) = message["report"]["verdicts"]
+def test_ranks_of_one_gpu_are_told_before_nccl_is_tried() -> None:
+    roster = [hello | {"node": 0, "host": "a"} for hello in machines(2)]
+    report, told = conduct(roster, lambda _rank, _task: {"result": ("GPU-1", "")}, NCCL)
+    assert {message["do"] for message in told if "do" in message} == {"gpu"}
+    (verdict,) = report["verdicts"]
     assert verdict["kind"] == "gpu-shared"
     assert verdict["observation"] == "a rank 0 and a rank 1 use the same GPU, which NCCL refuses."
 
 
-def test_ranks_are_told_whose_options_differ_and_where_rank_0_was_reached() -> None:
-    """Under torchrun rank 0's own machine sees it by loopback."""
-    pipes = [multiprocessing.Pipe() for _ in range(2)]
-    with closing(control.Server(0)) as server:
-        job = SimpleNamespace(world_size=3)
-        conductor = session.Conductor(job, server, Options(seconds=60), str)  # type: ignore[arg-type]
-        for rank, ((_, there), reached) in enumerate(zip(pipes, ("127.0.0.1", "10.0.0.1"), strict=True)):
-            own = {"rank": rank, "node": rank, "address": "10.0.0.2" if rank else "127.0.0.1", "reached": reached}
-            server.controls.put((there, {**HELLO, **own, "options": {"max_size": rank}}))
-        control.send(pipes[1][0], {"gone": "interrupted"})
-        conductor.run()
-    told = []
-    while "report" not in (message := control.receive(pipes[0][0])):
-        told.append(message)
-    assert [hello["address"] for each in told for hello in each.get("roster", ())] == ["10.0.0.1", "10.0.0.2"]
-    assert "rank 0's options count; those of ranks 1 differ" in str(told)
-    for pipe in pipes:
-        for end in pipe:
-            end.close()
+# --- the part of every rank ----------------------------------------------------------------------------------------
 
 
-def test_all_ranks_get_the_report_also_when_rank_0_knows_no_address_of_its_own() -> None:
-    """Under torchrun it learns its address from the connection to its own port, for which it can lack a descriptor."""
-    here, there = multiprocessing.Pipe()
-    with closing(control.Server(0)) as server:
-        job = SimpleNamespace(world_size=2)
-        zero = {**HELLO, "rank": 0, "node": 0, "address": ""}
-        conductor = session.Conductor(job, server, Options(seconds=60), str, zero)  # type: ignore[arg-type]
-        server.controls.put((there, {**HELLO, "node": 1, "reached": "10.0.0.1"}))
-        server.starved.set()
-        conductor.run()
-    while "report" not in (message := control.receive(here)):
-        pass
-    assert message["report"]["lost"] == {"0": control.NO_DESCRIPTOR}
-    here.close()
-    there.close()
+def job_of(rank: int, store: socket.socket, interface: str = "lo", network: str = "127.0.0") -> mingle.Job:
+    return mingle.Job(
+        job_id="j",
+        rank=rank,
+        world_size=2,
+        local_rank=0,
+        local_world_size=1,
+        node_rank=rank,
+        num_nodes=2,
+        master_addr="127.0.0.1",
+        master_port=store.getsockname()[1],
+        interface=interface,
+        address=f"{network}.{rank + 1}",
+        elapsed=0.0,
+    )
 
 
-def test_the_machines_are_in_the_order_of_their_names() -> None:
-    """Ranks are assigned: node10 can have rank 0."""
-    hello = {"networks": [], "interface": "eth0", "address": "", "pid": 1}
-    hosts = ["node10", "node9", "node9", "node1"]
-    roster = [
-        {**hello, "rank": rank, "node": max(0, rank - (rank > 1)), "host": host} for rank, host in enumerate(hosts)
-    ]
-    seen = session.evidence_of(roster)
-    assert [(place.name, place.rank) for place in seen.places] == [("node1", 3), ("node9", 1), ("node10", 0)]
-    assert seen.place_of == {0: 2, 1: 1, 2: 1, 3: 0}
+@pytest.fixture
+def store_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], str]], None]:
+    """Make torch's store of the job answer what this function returns."""
+
+    def make(get: Callable[[], str]) -> None:
+        store = SimpleNamespace(set=lambda *_pair: None, get=lambda _key: get())
+        monkeypatch.setattr(session.dist, "rendezvous", lambda *_place, **_timeout: iter([(store, 0, 2)]))
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+
+    return make
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("how", ["silent", "ended", "cut"])
-def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyPatch, how: str, rank: int) -> None:
+def test_a_store_that_does_not_answer_is_rank_zero_s(
+    monkeypatch: pytest.MonkeyPatch, store_of: Callable[[Callable[[], str]], None], how: str, rank: int
+) -> None:
     ends = threading.Event()
-    monkeypatch.setattr(session, "_connect_store", lambda _seconds: ends.wait())
+    store_of(lambda: str(ends.wait()))
+    monkeypatch.setattr(session.Conductor, "run", str)
     monkeypatch.setattr(control, "SILENCE_SECONDS", 0.1)
     # A port of the test's own: no other process listens there once the store has ended.
     store = socket.create_server(("127.0.0.1", free_tcp_port()))
@@ -425,98 +506,54 @@ def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyP
     assert ("127.0.0.1" if rank else "10.0.0.1") in verdict["observation"]
 
 
-@pytest.mark.slow
-def test_options_that_differ_are_told_and_those_of_rank_zero_count(tmp_path: Path) -> None:
-    environment = command_environment(
-        free_udp_port(), PYTHONPATH=patched_path(tmp_path, PATIENT), MINGLE_WORLD_SIZE="2"
-    )
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "mingle.check.command", "--json", "--timeout=100", f"--max-size={size}"],
-            env={**environment, "MINGLE_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, size in enumerate(("64K", "1M"))
-    ]
-    (answer, steps), _ = [rank.communicate(timeout=240) for rank in ranks]
-    assert {rank.returncode for rank in ranks} <= {0, 1}, steps  # on a busy machine a rank has less CPU than another
-    assert "warning: rank 0's options count; those of ranks 1 differ" in steps
-    assert json.loads(answer)["all_reduce"][-1]["size"] == 1 << 16
-
-
-@pytest.mark.parametrize(
-    ("answer", "how"),
-    [
-        (
-            {"error": "RuntimeError: [enforce fail at socket.cc:24] rv != -1. socket: Too many open files"},
-            "descriptors",
-        ),
-        ({"result": {"fault": "no TCP connection ([Errno 24] Too many open files)"}}, "descriptors"),
-        ({"gone": "descriptors"}, "descriptors"),
-        ({"gone": "by magic"}, "ended"),
-        ({"gone": []}, "ended"),
-        ({"gone": {"a": 1}}, "ended"),
-    ],
-)
-def test_loss_of_a_rank_is_named_by_its_answer(answer: dict[str, Any], how: str) -> None:
-    here, there = multiprocessing.Pipe()
-    conductor = session.Conductor(None, None, Options(seconds=60), str)  # type: ignore[arg-type]
-    conductor._lines = {there: 1}
-    control.send(here, {"id": 1, **answer})
-    with pytest.raises(session.StopError), here:
-        conductor._ask("step", {1: {"do": "add"}})
-    assert conductor._seen.lost == {1: how}
-    there.close()
-
-
-def job_of(rank: int, store: socket.socket, interface: str = "lo", network: str = "127.0.0") -> mingle.Job:
-    return mingle.Job(
-        job_id="j",
-        rank=rank,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=rank,
-        num_nodes=2,
-        master_addr="127.0.0.1",
-        master_port=store.getsockname()[1],
-        interface=interface,
-        address=f"{network}.{rank + 1}",
-        elapsed=0.0,
-    )
-
-
 @contextlib.contextmanager
 def sidecar(port: int) -> Iterator[int]:
     """Take a connection for this port, and make one from the address of a sidecar."""
     with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as stack:
 
-        def carry() -> None:
+        def carry(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    target.sendall(data)
+                target.shutdown(socket.SHUT_WR)
+
+        def take() -> None:
             caller = stack.enter_context(listening.accept()[0])
             inner = stack.enter_context(socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.6", 0)))
-            while data := caller.recv(1 << 16):
-                inner.sendall(data)
+            back = threading.Thread(target=carry, args=(inner, caller))
+            back.start()
+            carry(caller, inner)
+            back.join(60)
 
-        carrying = threading.Thread(target=carry)
-        carrying.start()
+        taking = threading.Thread(target=take)
+        taking.start()
         yield listening.getsockname()[1]
-        carrying.join(60)
+        taking.join(60)
 
 
-def test_a_rank_behind_a_sidecar_announces_the_address_from_which_it_called() -> None:
+def test_a_rank_behind_a_sidecar_announces_the_address_from_which_it_called(
+    store_of: Callable[[Callable[[], str]], None],
+) -> None:
     """As torchrun's ranks, whose job names no address."""
-    with closing(control.Server(0)) as server, sidecar(server.port) as port, socket.create_server(("", 0)) as store:
+    with ExitStack() as stack:
+        zero, own = (stack.enter_context(closing(control.Server(rank))) for rank in range(2))
+        port = stack.enter_context(sidecar(zero.port))
+        store = stack.enter_context(socket.create_server(("", 0)))
+        store_of(lambda: f'[{port}, "{zero.token}"]')
         job = dataclasses.replace(job_of(1, store), address="")
-        with session._call_rank_zero(job, server, port, server.token, {**HELLO, "address": ""}):
-            line, hello = server.controls.get(timeout=60)
-            line.close()
+        with ThreadPoolExecutor(1) as pool:
+            taking_part = pool.submit(session.take_part, job, own, Options(), str)
+            line, hello = zero.controls.get(timeout=60)
+            with line:
+                control.send(line, {"report": {"lost": {}}})
+            assert taking_part.result(60) == {"lost": {}}
     assert hello["address"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_without_descriptors_names_itself(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+def test_a_rank_without_descriptors_names_itself(
+    monkeypatch: pytest.MonkeyPatch, store_of: Callable[[Callable[[], str]], None], rank: int
+) -> None:
     """It closes its own port first, so that rank 0 is told."""
     here, there = multiprocessing.Pipe()
     dialed: list[str] = []
@@ -527,13 +564,7 @@ def test_a_rank_without_descriptors_names_itself(monkeypatch: pytest.MonkeyPatch
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return there
 
-    class Store:
-        def set(self, *_pair: object) -> None: ...
-
-        def get(self, _key: str) -> str:
-            return '[4567, "t"]'
-
-    monkeypatch.setattr(session, "_connect_store", lambda _seconds: Store())
+    store_of(lambda: '[4567, "t"]')
     monkeypatch.setattr(session.Conductor, "run", str)
     monkeypatch.setattr(control, "dial", dial)
     with socket.create_server(("127.0.0.1", 0)) as store, contextlib.closing(control.Server(rank)) as server:
@@ -547,27 +578,3 @@ def test_a_rank_without_descriptors_names_itself(monkeypatch: pytest.MonkeyPatch
         assert control.receive(here) == {"gone": "descriptors"}
     here.close()
     there.close()
-
-
-def test_rank_zero_without_descriptors_tells_the_ranks_that_it_knows() -> None:
-    here, there = multiprocessing.Pipe()
-    with contextlib.closing(control.Server(0)) as server:
-        server.starved.set()
-        server.controls.put((there, {**HELLO, "reached": ""}))
-        job = SimpleNamespace(world_size=3)
-        session.Conductor(job, server, Options(seconds=60), str, {**HELLO, "rank": 0}).run()  # type: ignore[arg-type]
-    while "report" not in (message := control.receive(here)):
-        pass
-    assert message["report"]["lost"] == {"0": "descriptors"}
-    assert [verdict["kind"] for verdict in message["report"]["verdicts"]] == ["rank-descriptors"]
-    here.close()
-    there.close()
-
-
-def test_a_late_answer_to_an_earlier_step_is_none_to_this_one() -> None:
-    conductor, here = waiting_for_one(Options(seconds=1000))
-    conductor._asked = 1  # the step before, whose deadline has passed
-    control.send(here, {"id": 1, "result": "late"})
-    control.send(here, {"id": 2, "result": "in time"})
-    with here:
-        assert conductor._ask("step", {1: {"do": "add"}}) == {1: {"id": 2, "result": "in time"}}

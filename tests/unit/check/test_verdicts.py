@@ -48,6 +48,14 @@ def set_to(name: str, value: object) -> Callable[[Evidence], None]:
     return lambda seen: setattr(seen, name, value)
 
 
+def together(*faults: Callable[[Evidence], None]) -> Callable[[Evidence], None]:
+    def make(seen: Evidence) -> None:
+        for each in faults:
+            each(seen)
+
+    return make
+
+
 def faster_network(seen: Evidence) -> None:
     faster = Other("10.1.0.0/24", ("eth1", "eth1"), 9e9, 1e9)
     seen.others.update({pair: [faster] for pair in itertools.combinations(range(len(seen.places)), 2)})
@@ -80,6 +88,39 @@ FAULTS: dict[str, tuple[Callable[[Evidence], None], list[tuple[str, tuple[str, .
     "check's port filtered": (set_to("unreached", {2: "c"}), [("control", ("c",))]),
     "error of the check": (set_to("defect", "KeyError: 'rank'"), [("defect", ())]),
     "collective hangs": (set_to("failed", ["broadcast on cpu: not finished"]), [("collective", ())]),
+    "nearly nothing, multiplied": (
+        set_to("work", {rank: (0.018 if rank == 1 else 0.002, 0.002) for rank in range(4)}),
+        [],
+    ),
+    "a lost rank breaks pairs and collectives": (
+        together(
+            set_to("lost", {2: "silent"}),
+            set_to("broken", {(0, 2): "no answer", (1, 2): "no answer"}),
+            set_to("failed", ["broadcast on cpu: not finished at its deadline"]),
+        ),
+        [("rank-silent", ("c",))],
+    ),
+    "a busy machine breaks pairs": (
+        together(
+            busy(3, 0.02),
+            set_to("broken", {(0, 3): "large", (1, 3): "torch's messages fail (not finished at its deadline)"}),
+        ),
+        [("cpu-busy", ("d",))],
+    ),
+    "a busy machine is silent": (together(busy(3, 0.02), set_to("lost", {3: "silent"})), [("cpu-busy", ("d",))]),
+    "a busy machine is cut off": (together(busy(3, 0.02), set_to("lost", {3: "cut"})), [("cpu-busy", ("d",))]),
+    "rank killed on a busy machine": (
+        together(busy(3, 0.02), set_to("lost", {3: "ended"})),
+        [("rank-ended", ("d",)), ("cpu-busy", ("d",))],
+    ),
+    "the ends of a filtered pair are slow": (
+        together(set_to("broken", {(1, 2): "no TCP connection"}), slow((1, 3), (0, 2))),
+        [("pair", ("b", "c"))],
+    ),
+    "rank killed in the wrong network": (
+        together(faster_network, set_to("lost", {1: "ended"})),
+        [("rank-ended", ("b",))],
+    ),
 }
 
 
@@ -141,54 +182,6 @@ def test_of_two_machines_the_slow_direction_is_named() -> None:
     seen = healthy(2)
     slow((1, 0))(seen)
     assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("slow-direction", ("b", "a"))]
-
-
-def test_a_lost_rank_excuses_what_it_breaks() -> None:
-    seen = healthy()
-    seen.lost = {2: "silent"}
-    seen.broken = {(0, 2): "no answer", (1, 2): "no answer"}
-    seen.failed = ["broadcast on cpu: not finished at its deadline"]
-    assert [verdict.kind for verdict in judge(seen)] == ["rank-silent"]
-
-
-def test_a_busy_machine_excuses_the_pairs_that_it_breaks() -> None:
-    seen = healthy()
-    busy(3, 0.02)(seen)
-    seen.broken = {(0, 3): "large", (1, 3): "torch's messages fail (not finished at its deadline)"}
-    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("cpu-busy", ("d",))]
-
-
-@pytest.mark.parametrize("how", ["silent", "cut"])
-def test_a_busy_machine_excuses_its_silence(how: str) -> None:
-    seen = healthy()
-    busy(3, 0.02)(seen)
-    seen.lost = {3: how}
-    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("cpu-busy", ("d",))]
-    seen.lost = {3: "ended"}
-    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [
-        ("rank-ended", ("d",)),
-        ("cpu-busy", ("d",)),
-    ]
-
-
-def test_a_multiple_of_nearly_nothing_is_not_a_busy_machine() -> None:
-    seen = healthy()
-    seen.work = {rank: (0.018 if rank == 1 else 0.002, 0.002) for rank in range(4)}
-    assert judge(seen) == []
-
-
-def test_a_pair_that_is_broken_excuses_the_slowness_of_its_ends() -> None:
-    seen = healthy()
-    seen.broken = {(1, 2): "no TCP connection"}
-    slow((1, 3), (0, 2))(seen)
-    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("pair", ("b", "c"))]
-
-
-def test_a_faster_network_is_not_blamed_beside_another_fault() -> None:
-    seen = healthy()
-    faster_network(seen)
-    seen.lost = {1: "ended"}
-    assert [verdict.kind for verdict in judge(seen)] == ["rank-ended"]
 
 
 def test_the_fix_of_lost_large_messages_fills_a_packet() -> None:
