@@ -443,7 +443,13 @@ class RoundStore(PrefixStore):
 
     def wait(self, *arguments: Any) -> None:
         """See `torch.distributed.Store.wait`."""
-        self._handler.call(functools.partial(super().wait, *arguments))
+        try:
+            self._handler.call(functools.partial(super().wait, *arguments))
+        except RendezvousConnectionError as error:
+            # The host can leave the barrier first, and closes the store: torch would log a traceback at a good end.
+            if not (self._handler.is_closed() and str(arguments[0][0]).startswith(EXIT_BARRIER)):
+                raise
+            logger.info("the exit barrier is over: %s", error)
 
     def check(self, keys: list[str]) -> bool:
         """See `torch.distributed.Store.check`."""

@@ -13,6 +13,7 @@ import pytest
 import torch.distributed.elastic.agent.server.api as agent_api
 from torch.distributed import HashStore
 
+from mingle.elastic import handler as agent_handler
 from mingle.elastic.handler import EXIT_BARRIER, RoundStore
 
 
@@ -21,7 +22,7 @@ class Handler:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.done = self.void = self.lost = False
+        self.done = self.void = self.lost = self.closed = False
         self.refusal: Exception | None = None
         self.waiting = 0
 
@@ -36,6 +37,9 @@ class Handler:
 
     def is_lost(self) -> bool:
         return self.lost
+
+    def is_closed(self) -> bool:
+        return self.closed
 
     def void_round(self) -> None:
         self.void = True
@@ -90,6 +94,18 @@ def test_the_exit_barrier_is_told_apart_by_its_key(inner: HashStore, handler: Ha
     assert not handler.done
     make(inner, handler).add(EXIT_BARRIER + "/num_members", 1)
     assert handler.done
+
+
+def test_the_exit_barrier_is_over_once_the_host_has_closed_the_job(inner: HashStore, handler: Handler) -> None:
+    """The host of a short job left the barrier first, and another agent logged a traceback and still ended with 0."""
+    store = make(inner, handler)
+    handler.refusal, handler.closed = agent_handler.RendezvousConnectionError("the agents' store is gone: closed"), True
+    store.wait([EXIT_BARRIER + "/last_member"])
+    with pytest.raises(agent_handler.RendezvousConnectionError):
+        store.wait(["another key"])
+    handler.closed = False
+    with pytest.raises(agent_handler.RendezvousConnectionError):
+        store.wait([EXIT_BARRIER + "/last_member"])
 
 
 # --- the exchange of roles -------------------------------------------------------------------------------------------
