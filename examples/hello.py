@@ -1,6 +1,6 @@
 """The smallest job: each rank prints who it is. README has the line to type in two terminals.
 
-The script knows nothing of mingle: torchrun has told it rank, size and address.
+The script does not use mingle: torchrun sets rank, size and address.
 """
 
 import torch

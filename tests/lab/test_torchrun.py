@@ -257,7 +257,7 @@ def test_two_torchruns_of_one_machine_that_take_the_place_of_another_one_are_nam
 def test_a_mistake_in_the_line_is_told_before_anything_else(lab: Lab, job: MakeJob) -> None:
     host = lab.host()  # without a network: nothing could be sent
     lines: list[tuple[dict[str, Any], str]] = [
-        ({"options": ["--rdzv-endpoint=node1:29400"]}, "drop --rdzv-endpoint"),
+        ({"options": ["--rdzv-endpoint=node1:29400"]}, "remove --rdzv-endpoint"),
         ({"conf": "typo=1"}, "mingle's keys are node_rank, discovery_timeout, interface"),
     ]
     for line, part in lines:

@@ -107,7 +107,7 @@ def check(
     job_id: str | None,
     mesh: str | None,
 ) -> None:
-    """Check torch between machines: type the same line on each, or start it by torchrun or a launcher.
+    """Check torch between machines: run the same command on each, or start it by torchrun or a launcher.
 
     Three questions: do the collectives give the right results, how fast is all_reduce, and which machine, pair or
     direction is at fault? Bandwidths are defined as in nccl-tests: ALGBW is bytes divided by time, and BUSBW is ALGBW

@@ -211,7 +211,7 @@ def _arguments(url: str) -> Arguments:
     except UnicodeDecodeError:
         raise ConfigurationError.explain(
             f"the job id in {url!r} is not UTF-8 once it is percent-decoded.",
-            cause="a percent sign that stands for itself",
+            cause="a percent sign that is part of the job id",
             remedy="write it as %25.",
         ) from None
     if options.get("world_size") == _UNSET:  # torch appends it in this case alone

@@ -143,19 +143,19 @@ def _check_place(run_id: str, endpoint: str | None, minimum: int, maximum: int) 
     if not run_id or run_id == "none":
         raise ConfigurationError.explain(
             "torchrun was given no --rdzv-id (it is 'none', torchrun's default).",
-            cause="c10d tells jobs apart by their endpoint; here the id does, and all jobs without one would meet",
+            cause="c10d identifies a job by its endpoint, mingle by its id: jobs without an id would join each other",
             remedy="give every job a name, the same on all its nodes: "
             f"torchrun --rdzv-backend=mingle --rdzv-id=NAME --nnodes={nodes} …; "
             "PET_RDZV_ID=NAME accelerate launch …; notebook_launcher(rdzv_id=NAME).",
         )
     if endpoint and endpoint.strip():
         cause = "the line was written for the c10d backend; with mingle the nodes find each other"
-        remedy = "drop --rdzv-endpoint (and PET_RDZV_ENDPOINT); or keep it and use --rdzv-backend=c10d."
+        remedy = "remove --rdzv-endpoint (and PET_RDZV_ENDPOINT); or keep it and use --rdzv-backend=c10d."
         if endpoint.startswith("None:"):
             cause = "accelerate launch makes it of --main_process_ip, unless --same_network is given"
             remedy = "add --same_network to accelerate launch."
         raise ConfigurationError.explain(
-            f"torchrun was given --rdzv-endpoint={endpoint}, which mingle has no use for.", cause=cause, remedy=remedy
+            f"torchrun was given --rdzv-endpoint={endpoint}, which mingle does not use.", cause=cause, remedy=remedy
         )
 
 

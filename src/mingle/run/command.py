@@ -80,13 +80,13 @@ def run(
     mesh: str | None,
     command: tuple[str, ...],
 ) -> None:
-    """Start a program on every machine: type the same line on each.
+    """Start a program on every machine: run the same command on each.
 
     The machines find each other and agree on node ranks; then each starts COMMAND. The program finds MASTER_ADDR,
     MASTER_PORT, NODE_RANK and NNODES in its environment. In its arguments {master_addr}, {master_port}, {node_rank},
-    {nnodes}, {address} and {interface} are replaced by their values. ({{address}} stands for the text {address}.)
-    {hosts} stands for the addresses of all machines, {hostfile} for a file of them, {my_port} for a free port of this
-    machine, and {hostports} for all addresses with these ports.
+    {nnodes}, {address} and {interface} are replaced by their values, {hosts} by the
+    addresses of all machines, {hostfile} by the name of a file of them, {my_port} by a free port of this machine, and
+    {hostports} by all addresses with these ports. Write {{address}} for the text {address}.
 
     Signals go to the program, and the exit status is the program's. If a program fails or a machine is lost, the
     programs of the other machines are ended.

@@ -170,7 +170,7 @@ def test_an_id_that_was_not_given_is_refused_with_the_line_to_type(run_id: str) 
 
 
 def test_an_endpoint_is_refused_with_both_ways_out() -> None:
-    with pytest.raises(ConfigurationError, match=r"drop --rdzv-endpoint.*--rdzv-backend=c10d"):
+    with pytest.raises(ConfigurationError, match=r"remove --rdzv-endpoint.*--rdzv-backend=c10d"):
         resolve(endpoint="node1:29400")
 
 

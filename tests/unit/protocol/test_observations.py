@@ -219,6 +219,16 @@ def test_address_that_is_none_of_the_announced_ones_is_a_translated_one(source: 
     assert diagnostics.translated == {}
 
 
+def test_the_host_of_a_full_session_looks_for_the_job_no_more() -> None:
+    """A short job that ran beside a waiting process was named as one that its firewall kept out."""
+    diagnostics, offer = Diagnostics(), offer_of(b"A" * 16, b"S" * 16, "10.0.0.7")
+    diagnostics.seeker(seek_of(b"A" * 16, b"S" * 16), HERE, 0.0)
+    diagnostics.heard_host(offer, HERE)
+    assert diagnostics.lately(KEPT_OUT_SECONDS).seekers, "it hosts because it hears no other host"
+    diagnostics.heard_host(msgspec.structs.replace(offer, state="running"), HERE)
+    assert not diagnostics.lately(KEPT_OUT_SECONDS).seekers
+
+
 def test_pair_is_forgotten_once_it_has_a_seat_or_is_said_no_more() -> None:
     diagnostics = Diagnostics()
     diagnostics.heard_host(offer_of(b"H" * 16, b"S" * 16, "10.0.0.1"), HERE)

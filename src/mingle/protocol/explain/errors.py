@@ -71,8 +71,8 @@ def _why_full(identity: Identity, running: Running) -> Cause | None:
         return None
     if running.world_size == 1:
         return (
-            "a job of 1 node runs there: was --nnodes forgotten? Torchrun's default is 1",
-            "give every node the same --nnodes, or this run another --rdzv-id.",
+            "a job of 1 node runs there: was --nnodes forgotten? torchrun's default is 1",
+            "give every node the same --nnodes, or give this job another --rdzv-id.",
         )
     if SHARED_MACHINE in running.roster:
         return (
@@ -85,9 +85,10 @@ def _why_full(identity: Identity, running: Running) -> Cause | None:
 def running_notice(identity: Identity, running: Running, seconds: float) -> str:
     """Return the line that says, soon, that a job is already running."""
     why = _why_full(identity, running)
+    advice = ". Use another job id if these are two jobs." if why is None else f"; likely cause: {'; fix: '.join(why)}"
     return (
         f"job {identity.job!r} has been running for {running.seconds + seconds:.0f} s, hosted by {running.host}; "
-        f"waiting for it to end. {'Use another job id if these are two jobs.' if why is None else '; fix: '.join(why)}"
+        f"waiting for it to end{advice}"
     )
 
 

@@ -396,7 +396,7 @@ def _another_line(others: Sequence[str]) -> Cause | None:
         return None
     return (
         f"the command lines differ: {few(others, '; ')} {'waits' if len(others) == 1 else 'wait'} with another one",
-        "type the same line on every machine, with the same --nnodes; lines that have to differ need one --job-id.",
+        "run the same command on every machine, with the same --nnodes; commands that must differ need one --job-id.",
     )
 
 

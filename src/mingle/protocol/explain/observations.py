@@ -198,7 +198,12 @@ class Diagnostics(Struct):
             del self.failed[member]
 
     def heard_host(self, offer: Offer, source: Source) -> None:
-        """Note the name of the host of a session, for what others say of it, and whether NAT hides its addresses."""
+        """Note the name of the host of a session, for what others say of it, and whether NAT hides its addresses.
+
+        The host of a full session does not look for the job any more, so it is not one that could not join.
+        """
+        if not offer.takes_members:
+            self._forget_seeker(offer.host)
         by_unicast = not (source.multicast or source.folder or source.address.lower().startswith("fe80:"))
         for address in offer.addresses:
             if source.address in offer.addresses:
