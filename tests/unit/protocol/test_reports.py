@@ -273,7 +273,7 @@ def test_command_lines_that_differ_are_not_blamed_on_a_job_id() -> None:
     heard = Diagnostics(other_jobs={f"{LINE_JOB_ID}9a8b7c6d": "host node9 (10.0.0.9), pid 4", "bert": "host node8"})
     error = deadline.timeout(situation(heard, me), NetworkFacts(port=29499))
     assert "the command lines differ: host node9 (10.0.0.9), pid 4 waits with another one" in str(error.cause)
-    assert "the same line" in str(error.remedy)
+    assert "the same command" in str(error.remedy)
     assert "job id" not in f"{error.cause}{error.remedy}"
 
 

@@ -41,7 +41,7 @@ def test_lines_that_differ_are_not_blamed_on_a_job_id_that_nobody_gave() -> None
         )
         other.terminate()
     assert differ in done.stderr
-    assert "type the same line on every machine" in done.stderr
+    assert "run the same command on every machine" in done.stderr
     assert "same job id" not in done.stderr
 
 
