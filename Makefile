@@ -61,13 +61,14 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 # tests/support/levels.py says what runs on which level.
-# One worker more: quick tests often wait. The slow ones are full of deadlines, and more of them at once would miss some.
+# One worker more: quick tests often wait. Two more: those of the lab wait for most of their time, for what comes of a fault.
 .PHONY: test
 test: JOBS := $(shell echo $$(($(JOBS) + 1)))
 test: $(DEV_READY) ## the quick tests, in three minutes (the lab's need root, iproute2 and nftables)
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 .PHONY: test-slow
+test-slow: JOBS := $(shell echo $$(($(JOBS) + 2)))
 test-slow: $(DEV_READY) ## the tests that `make test` leaves out
 	$(PYTEST) -m slow $(PYTEST_ARGS)
 
