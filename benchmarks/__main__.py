@@ -19,6 +19,7 @@ ORDER = (
     "known_address",
     "last_rank",
     "torchrun_recovery",
+    "torchrun_faults",
     "broken_pair",
     "scale",
     "capacity",
@@ -26,13 +27,20 @@ ORDER = (
     "footprint",
 )
 """The comparisons in the order of the document."""
+ONLY_BY_NAME = ("torchrun_faults",)
+"""What is measured only where it is named: a round takes minutes."""
 ROUNDS, GUARD_ROUNDS = 20, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 when a ratio is beyond its limit, or a comparison failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones (default: all): {', '.join(ORDER)}")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"which ones (default: all but {', '.join(ONLY_BY_NAME)}): {', '.join(ORDER)}",
+    )
     parser.add_argument("--rounds", type=int, help=f"how often each is measured (default: {ROUNDS})")
     parser.add_argument("--guard", action="store_true", help="few rounds of what CI guards, against fixed limits")
     parser.add_argument("--document", action="store_true", help="only draw and write from the results that are kept")
@@ -51,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.guard:
         guarded = list(dict.fromkeys(name for name, _ in guard.LIMITS))
         return _guard(_measure(guarded, chosen.rounds or GUARD_ROUNDS, keep=False))
-    names = chosen.names or ORDER
+    names = chosen.names or [name for name in ORDER if name not in ONLY_BY_NAME]
     measured = _measure(names, chosen.rounds or ROUNDS, keep=True)
     _publish()
     history.add(measured.values())
