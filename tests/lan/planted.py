@@ -362,6 +362,10 @@ CONFIRM_WHILE_BOUND = Rule(Binding, "elsewhere", always(False))
 TAKE_A_RESET_FOR_AN_END = Rule(AgentMember, "is_freed_by", always(True))
 DATE_THE_BINDING_BEFORE = Act(Binding, "renew", for_three_seconds_less)
 COUNT_WHO_HAS_A_SEAT = Rule(Leases, "until", whoever_has_a_seat)
+HANG_UP_ON_WHO_COUNTS = (
+    Act(ElasticHost, "_keep_in_touch", hang_up_on_them, when=silent_members),
+    Act(Host, "ping", nothing, when=lambda host, conn, _: conn not in host._callers),
+)
 FOUND_YOUNG = Rule(Quorum, "is_grown", always(True))
 
 HOLD = "two hosts hold|although a later session|two sessions have a round"
@@ -466,7 +470,7 @@ AGENTS = [
     Mistake(
         "hang_up_orderly_on_a_member_that_counts",
         "agents",
-        (Act(ElasticHost, "_keep_in_touch", hang_up_on_them, when=silent_members),),
+        HANG_UP_ON_WHO_COUNTS,
         HOLD,
         seeds=1704,
         level="soak",

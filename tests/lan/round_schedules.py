@@ -119,20 +119,20 @@ class RoundSchedule:
                 self._strike()
             gathering.world.run(rng.choice((3.0, 6.0, 11.0)))
         gathering.network.heal_all()
-        stay = self._cut_others_off()
+        machines = self._cut_others_off()
         gathering.world.run(15.0)
+        stay = [each for each in self.current if each.machine in machines]
         gathering.run_until_together(stay, 30.0)
         met = gathering.world.run(30.0, until=lambda: gathering.in_one_round(stay))
         assert met, f"not together in one round: {[(each.name, each.workers) for each in stay]}"
 
-    def _cut_others_off(self) -> list[AgentProcess]:
-        """Cut all agents off for good but as many as found a session, or more; return those, which can go on."""
+    def _cut_others_off(self) -> list[Machine]:
+        """Cut machines off for good but for as many as found a session, or more; return those, which can go on."""
+        machines = [each.machine for each in self.current]
         dice = random.Random(f"those that stay of {self.seed}")
         if dice.random() < 0.7:
-            return self.current
-        number = dice.randint(self.gathering.policy.nodes.founders, len(self.current))
-        stay = dice.sample(self.current, number)
-        for each in self.current:
-            if each not in stay:
-                self.gathering.network.cut(each.machine)
+            return machines
+        stay = dice.sample(machines, dice.randint(self.gathering.policy.nodes.founders, len(machines)))
+        # A cable that was pulled can yet be plugged in again.
+        self.gathering.split(stay, [each for each in machines if each not in stay])
         return stay

@@ -25,6 +25,7 @@ from tests.lan.planted import (
     COUNT_WHO_HAS_A_SEAT,
     DATE_THE_BINDING_BEFORE,
     FOUND_YOUNG,
+    HANG_UP_ON_WHO_COUNTS,
     LOOK_AFTER_THE_SOCKETS,
     SLEEPING_CLOCK,
     TAKE_A_RESET_FOR_AN_END,
@@ -238,6 +239,15 @@ def members_are_reset_while_their_host_counts_them(seed: int) -> None:
     parts.run_until_together(parts.members, 6.0)
 
 
+def a_host_hears_nobody(seed: int) -> None:
+    """The two others of 2:3 hear it, and found a session once it has released them."""
+    parts = Parts(seed, (2, 3), 3)
+    parts.split([each.machine for each in parts.members], [parts.host.machine], one_way=True)
+    parts.world.run(LEASE_SECONDS - 1.5)
+    parts.world.run(2.0)
+    parts.run_until_together(parts.members, 8.0)
+
+
 def a_host_sleeps(seed: int, *, suspended: bool) -> None:
     """The two others of 2:3 found a session meanwhile."""
     parts = Parts(seed, (2, 3), 3)
@@ -311,6 +321,7 @@ RULES: dict[str, tuple[Callable[[int], None], tuple[Seam, ...], str]] = {
         (DATE_THE_BINDING_BEFORE,),
         "two hosts hold",
     ),
+    "hang_up_orderly_on_a_member_that_counts": (a_host_hears_nobody, HANG_UP_ON_WHO_COUNTS, "two hosts hold"),
     "count_everybody_who_has_a_seat": (
         functools.partial(a_host_sleeps, suspended=False),
         (COUNT_WHO_HAS_A_SEAT,),
