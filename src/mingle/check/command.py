@@ -194,7 +194,7 @@ def _place(nnodes: int | None, nproc_per_node: int) -> dict[str, Any]:
         raise ConfigurationError.explain(
             "--nnodes is missing.",
             cause="no launcher says how many ranks there are",
-            remedy="type `mingle-check --nnodes N` on each of the N machines.",
+            remedy="run `mingle-check --nnodes N` on each of the N machines.",
         )
     return {"job_id": f"{JOB_ID}-{_user()}", "world_size": nnodes * nproc_per_node}
 

@@ -88,11 +88,11 @@ def _call(arguments: Arguments, group: GroupArguments | None = None, *, joins: b
     begun = False
     try:
         with one_call(), collector_paused():
-            wanted = resolve(arguments)
-            if group is not None:
+            if group is not None:  # first, so that a misspelled world_size= is named, and not called missing
                 process_group.check_arguments(group)
-                if arguments.job_id is not None:
-                    settings.refuse_backend(arguments.job_id, "job_id", process_group.backends())
+            wanted = resolve(arguments)
+            if group is not None and arguments.job_id is not None:
+                settings.refuse_backend(arguments.job_id, "job_id", process_group.backends())
             if joins and (present := _present(wanted)) is not None:
                 return present
             if earlier := process_group.end_earlier():

@@ -68,7 +68,7 @@ def _unknown(name: str) -> ConfigurationError:
     meant = values.nearest(name.lower(), NAMES)
     hint = f"write {{{meant}}}" if meant else f"the placeholders are {', '.join(f'{{{each}}}' for each in NAMES)}"
     return ConfigurationError.explain(
-        f"{{{name}}} in the command is no placeholder.",
+        f"{{{name}}} in the command is not a placeholder.",
         cause="a mistyped name" if meant else "braces that are meant for the program itself",
         remedy=f"{hint}; for the text {{{name}}} itself write {{{{{name}}}}}.",
     )

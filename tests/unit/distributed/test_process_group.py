@@ -121,6 +121,11 @@ def test_a_wrong_option(options: dict[str, Any], match: str) -> None:
 
 
 @pytest.mark.usefixtures("no_packet")
+def test_a_misspelled_argument_is_named_before_what_is_missing_without_it() -> None:
+    with pytest.raises(ConfigurationError, match="world_sise"):
+        mingle.init("misspelled", world_sise=2)
+
+
 @pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
 @pytest.mark.parametrize("named", ["^lo,docker0", "=lo", "127.0.0.1"])
 def test_a_value_of_nccl_in_gloos_variable(monkeypatch: pytest.MonkeyPatch, named: str, backend: str | None) -> None:
