@@ -339,7 +339,8 @@ class AgentInvariants:
             nodes = part.quorum.policy.nodes
             assert nodes.minimum <= len(part.registrar.seats.members()) <= nodes.maximum
         quorate = isinstance(part, ElasticHost) and part.outcome is not None and part.quorum.had_quorum
-        if quorate and part.session not in self.quorate:
+        is_new = quorate and part.session not in self.quorate
+        if is_new:
             self.quorate.append(part.session)
         if outcome is not None:
             assert outcome.session in self.sessions, f"{process.name} is in a session that has not formed"
@@ -352,17 +353,18 @@ class AgentInvariants:
         held = [each for each in self.holders() if self._truly_held(each)]
         assert len(held) < 2, f"two hosts hold: {', '.join(each.name for each in held)}"
         if not self.policy.allow_minority:
-            self._check_earlier_sessions()
+            self._check_earlier_sessions(self.agents() if is_new else [process])
             if isinstance(part, ElasticHost):
                 self._note_round(part)
+            self._valid = [each for each in self._valid if self._may_be_in(each, process)]
             self._check_rounds()
 
-    def _check_earlier_sessions(self) -> None:
+    def _check_earlier_sessions(self, changed: Sequence[AgentProcess]) -> None:
         """No session before the last one that got its quorum can have a round, or take a member.
 
         Once a member has ended the job, its session has no round any more, and takes those that come back to it.
         """
-        for each in self.agents():
+        for each in changed:
             host = each.hosted
             if host is None or not host.quorum.had_quorum or host.quorum.ending:
                 continue
@@ -387,14 +389,19 @@ class AgentInvariants:
         A round is valid from its first return on, until the first participant is killed, knows that the session is
         lost, has said NEXT, or its binding (the host's: its lease) has ended by its clock.
         """
+        if len({each.session for each in self._valid if each.returned}) < 2:
+            return
         living = {each.identity.member: each for each in self.agents()}
         self._valid = [each for each in self._valid if all(self._is_in(each, living.get(p)) for p in each.participants)]
         sessions = {each.session for each in self._valid if each.returned}
         assert len(sessions) < 2, f"two sessions have a round: {', '.join(each.hex()[:4] for each in sessions)}"
 
+    def _may_be_in(self, begun: Round, process: AgentProcess) -> bool:
+        return process.identity.member not in begun.participants or self._is_in(begun, process)
+
     def _is_in(self, begun: Round, process: AgentProcess | None) -> bool:
         """Whether a participant takes part in a round as far as it can know, or has yet to hear of that."""
-        if process is None or process.outcome is None or process.outcome.session != begun.session:
+        if process is None or not process.alive or process.outcome is None or process.outcome.session != begun.session:
             return False
         memory = process.agent.memory
         if memory.round is not None and memory.round.number == begun.number:
