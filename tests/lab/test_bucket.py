@@ -261,4 +261,4 @@ def test_ctrl_c_ends_a_wait_for_a_silent_bucket_at_once(lab: Lab) -> None:
         server.wait_for("accepted")
         return interrupt(rank)
 
-    assert least(end, 2) < 2
+    assert least(end, 4) < 4

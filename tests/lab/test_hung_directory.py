@@ -17,13 +17,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.levels import soaking
 from tests.support.ports import free_udp_port
 
 from .hung_directory import HungDirectory, hung_directory
 from .lab import why_unavailable
 from .scenarios import least
 
-END_SECONDS = 2.0
+END_SECONDS = 2.0 if soaking() else 4.0
+"""What is waited for in vain costs five."""
 WAITS = """
 import atexit, sys, time
 atexit.register(lambda: print(f"the last exit handler at {time.monotonic()}", flush=True))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.levels import chosen, repeated
+from tests.support.levels import chosen, repeated, soaking
 from tests.support.loopback import until
 
 from . import Host, Lab
@@ -22,7 +22,7 @@ from .test_election import assigned
 from .test_shared_directory import peers
 
 NAMED_SECONDS = 24.0
-END_SECONDS = 2.0
+END_SECONDS = 2.0 if soaking() else 4.0
 TMPFS_BYTES = 1 << 16
 
 
