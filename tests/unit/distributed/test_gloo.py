@@ -47,20 +47,21 @@ def test_the_address_that_gloo_takes_by_itself(
 
 
 @pytest.mark.parametrize(
-    ("told", "address", "missed"),
-    [("eth0", "fd00::1", True), ("eth0", "10.0.0.1", False), ("eth1", "fd00::1", False), (None, "fd00::1", False)],
+    ("interface", "told", "address", "missed"),
+    [
+        ("eth0", "eth0", "fd00::1", True),
+        ("eth0", "eth0", "10.0.0.1", False),
+        ("eth0", "eth1", "fd00::1", False),
+        ("eth0", None, "fd00::1", False),
+        ("eth1", "eth1", "10.0.0.1", False),  # it has just gone
+    ],
 )
 def test_misses_compares_the_address_that_gloo_takes(
-    monkeypatch: pytest.MonkeyPatch, told: str | None, address: str, missed: bool
+    monkeypatch: pytest.MonkeyPatch, interface: str, told: str | None, address: str, missed: bool
 ) -> None:
     monkeypatch.setattr(gloo, "default_address", {"eth0": "10.0.0.1", "eth1": None}.__getitem__)
     environ = {} if told is None else {gloo.VARIABLE: told}
-    assert gloo.misses("eth0", address, environ) is missed
-
-
-def test_vanished_interface_is_no_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo, "default_address", lambda _: None)
-    assert not gloo.misses("eth0", "10.0.0.1", {gloo.VARIABLE: "eth0"})
+    assert gloo.misses(interface, address, environ) is missed
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -26,11 +25,10 @@ from mingle.config.settings import Arguments, Settings
 from mingle.distributed import gloo, process_group, rendezvous
 from mingle.distributed.process_group import GroupArguments
 from mingle.distributed.session import LoneSession, Session
-from mingle.distributed.url_scheme import formed_handler, install, parse_url, rendezvous_handler
+from mingle.distributed.url_scheme import formed_handler, parse_url, rendezvous_handler
 from mingle.engine import progress, store, udp_endpoint
-from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
+from mingle.errors import ConfigurationError, ConflictError, MingleError
 from tests.support.children import in_child
-from tests.support.in_process import discovery_of, settings_of
 from tests.support.loopback import answers, job_name, until
 from tests.support.ports import free_udp_port
 
@@ -104,7 +102,7 @@ def check_options(backend: str, options: Mapping[str, Any]) -> None:
         ({"timeuot": timedelta(1)}, "no option timeuot=; did you mean timeout="),
         ({"discovery_timout": 3}, "no option discovery_timout=; did you mean discovery_timeout="),
         ({"job": "resnet"}, "no option job=; did you mean job_id="),
-        ({"frobnicate": 3}, r"no option frobnicate=\.\n"),
+        ({"frobnicate": 3}, r"no option frobnicate=\.\n(.|\n)*pg_options"),
         ({"init_method": "env://"}, "init_method= is not an option of mingle.init"),
         ({"store": None}, "store= is not an option of mingle.init"),
         ({"timeout": 5}, "timeout=5 is not a positive datetime.timedelta"),
@@ -117,7 +115,7 @@ def check_options(backend: str, options: Mapping[str, Any]) -> None:
     ],
 )
 def test_a_wrong_option(options: dict[str, Any], match: str) -> None:
-    refused(match, **options)
+    assert " _" not in str(refused(match, **options).remedy), "those that an error lists are public"
 
 
 @pytest.mark.usefixtures("no_packet")
@@ -126,17 +124,11 @@ def test_a_misspelled_argument_is_named_before_what_is_missing_without_it() -> N
         mingle.init("misspelled", world_sise=2)
 
 
-@pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
-@pytest.mark.parametrize("named", ["^lo,docker0", "=lo", "127.0.0.1"])
-def test_a_value_of_nccl_in_gloos_variable(monkeypatch: pytest.MonkeyPatch, named: str, backend: str | None) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
-    refused("Gloo looks for an interface with the name", backend=backend)
-
-
 @pytest.mark.usefixtures("no_packet")
-@pytest.mark.parametrize("named", ["^lo,docker0", "=lo", "127.0.0.1"])
-def test_a_value_of_nccl_in_gloos_variable_before_torchs_own_call(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+@pytest.mark.parametrize("backend", [None, "undefined", "gloo", "cpu:gloo"])
+def test_a_value_of_nccl_in_gloos_variable(monkeypatch: pytest.MonkeyPatch, backend: str | None) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "^lo,docker0")
+    refused("Gloo looks for an interface with the name", backend=backend)
     with pytest.raises(ConfigurationError, match="only NCCL_SOCKET_IFNAME takes"):
         dist.init_process_group(init_method=f"mingle://{job_name('refused')}", rank=0, world_size=1)
 
@@ -162,14 +154,6 @@ def test_a_device_is_one_of_this_machine_with_its_index(
         check_options("gloo", {"device_id": device})
     else:
         refused("there are 2 devices of the type cuda, counted from 0", device_id=device)
-
-
-def test_the_options_that_an_error_lists_are_public() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check_options("gloo", {"frobnicate": 3})
-    assert caught.value.remedy is not None
-    assert "pg_options" in caught.value.remedy
-    assert " _" not in caught.value.remedy
 
 
 @pytest.mark.usefixtures("no_packet")
@@ -335,25 +319,16 @@ def test_the_block_ends_the_process_group_and_restores_the_environment() -> None
         _ = job.members
 
 
-def test_the_group_is_ended_when_no_other_rank_needs_this_one(
+def test_the_group_is_ended_when_no_other_rank_needs_this_one_and_gloos_threads_are_done(
     monkeypatch: pytest.MonkeyPatch, foreign_group: Any
 ) -> None:
-    calls: list[str] = []
-    destroy = dist.destroy_process_group
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: (calls.append("destroy"), destroy()))
-    process_group.own("job", lambda: calls.append("await the members"))(False)
-    assert calls == ["await the members", "destroy"]
-
-
-def test_the_group_is_ended_when_gloos_threads_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch before 2.8 the process hangs for ever if one of them wants the interpreter's lock just then."""
     calls: list[str] = []
     settle, destroy = gloo.settle, dist.destroy_process_group
     monkeypatch.setattr(gloo, "settle", lambda: (calls.append("settle"), settle()))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: (calls.append("destroy"), destroy()))
-    with mingle.init(job_name("settles"), rank=0, world_size=1, backend="gloo"):
-        assert reduced() == 1
-    assert calls == ["settle", "destroy"]
+    process_group.own("job", lambda: calls.append("await the members"))(False)
+    assert calls == ["await the members", "settle", "destroy"]
 
 
 def test_the_store_is_torchs_alone_once_the_group_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,16 +348,6 @@ def test_options_reach_torch() -> None:
     with mingle.init(job_name("options"), world_size=1, backend="gloo", timeout=timedelta(seconds=77)):
         group = dist.distributed_c10d._get_default_group()
         assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
-
-
-def test_closing_does_what_the_end_of_the_block_does() -> None:
-    job = mingle.init(job_name("close"), rank=0, world_size=1, backend="gloo")
-    job.close()
-    job.close()
-    assert "MASTER_PORT" not in os.environ
-    assert not dist.is_initialized()
-    with job:
-        pass
 
 
 def test_closing_leaves_a_process_group_that_init_did_not_make() -> None:
@@ -436,22 +401,6 @@ def test_a_process_group_that_the_user_has_ended() -> None:
     until(lambda: not answers(job.master_port))
 
 
-def test_torch_that_fails_leaves_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("gloo found no device")
-
-    before = dict(os.environ)
-    with monkeypatch.context() as patch:
-        patch.setattr(dist, "init_process_group", fail)
-        # A stand-in has no options that could be checked.
-        patch.setattr(process_group, "check_arguments", lambda _group: None)
-        with pytest.raises(RuntimeError, match="gloo found no device"):
-            mingle.init(job_name("fails"), rank=0, world_size=1, backend="gloo")
-    assert dict(os.environ) == before
-    with mingle.init(job_name("works"), rank=0, world_size=1, backend="gloo"):
-        assert reduced() == 1
-
-
 # --- exceptions in the block ----------------------------------------------------------------------------------------
 
 
@@ -502,7 +451,7 @@ def test_an_abandoned_group_is_destroyed_in_its_thread_to_the_last_reference(mon
         gone.append(group() is None)
 
     monkeypatch.setattr(process_group, "current", lambda: held[0] if held else None)
-    monkeypatch.setattr(process_group, "_end", end)
+    monkeypatch.setattr(dist, "destroy_process_group", end)
     process_group.abandon()
     assert gone == [True]
 
@@ -600,21 +549,6 @@ def has_token(port: int, session: bytes) -> bool:
     return store.connect("127.0.0.1", port).token(session) != store.NOTHING
 
 
-def test_two_ranks_through_two_doors_and_a_second_time() -> None:
-    """A store that outlived its process group would break the second job."""
-    for _ in range(2):
-        job_id, port = job_name("doors"), free_udp_port()
-        member = discovery_of(settings_of(job_id, 1, 2, port))
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(member.run)
-            with mingle.discover(job_id, rank=0, world_size=2, port=port, family="4", discovery_timeout=60) as job:
-                formation = running.result(30)
-                assert [each.rank for each in job.members] == [0, 1]
-                assert has_token(job.master_port, formation.session)
-            member.close("the test is over")
-        until(partial(refuses, job.master_port))
-
-
 # --- mingle://JOB ---------------------------------------------------------------------------------------------------
 
 
@@ -651,9 +585,6 @@ def test_urls(url: str, job_id: str | None, options: dict[str, str]) -> None:
         ("mingle://a?rank=7&world_size=4", "7"),
         # What torch makes of mingle://run#7 with rank= and world_size=: it takes #7 for a fragment.
         ("mingle://run?rank=0&world_size=2#7", "fix: write it as %23"),
-        ("mingle://%ff?rank=0&world_size=2", "not UTF-8 once it is percent-decoded"),
-        ("mingle://?rank=0&world_size=2", "there is no job id"),
-        (f"mingle://{'x' * 257}?rank=0&world_size=2", "257 bytes"),
     ],
 )
 def test_a_wrong_url(url: str, match: str) -> None:
@@ -741,20 +672,6 @@ def test_through_torch_the_environment_gives_the_place(monkeypatch: pytest.Monke
     destroy_group()
 
 
-def test_torchs_own_timeout_bounds_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINGLE_PORT", str(free_udp_port()))
-    started = time.monotonic()
-    with pytest.raises(DiscoveryTimeoutError):
-        dist.init_process_group(
-            "gloo",
-            init_method=f"mingle://{job_name('bounded')}",
-            rank=1,
-            world_size=2,
-            timeout=timedelta(seconds=0.3),
-        )
-    assert time.monotonic() - started < 60
-
-
 def test_mingles_timeout_counts_when_it_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = partial(rendezvous.resolve, Arguments(job_id="x", rank=1, world_size=2, discovery_timeout=5.0))
     assert wanted(timedelta(minutes=30)).discovery_timeout == 5.0
@@ -787,7 +704,6 @@ def test_a_job_whose_store_torch_cannot_open_is_closed(monkeypatch: pytest.Monke
     with pytest.raises(RuntimeError, match="torch is broken"):
         next(rendezvous_handler("mingle://broken?rank=0&world_size=1", timeout=timedelta(seconds=5)))
     assert "MASTER_PORT" not in os.environ
-    assert rendezvous._active is None
 
 
 def test_an_error_of_the_discovery_comes_through_torch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -833,6 +749,7 @@ def test_a_group_that_torch_can_not_make_is_not_counted(monkeypatch: pytest.Monk
             with pytest.raises(RuntimeError, match="gloo found no device"):
                 call()
         assert count_of_groups() == 0
+    assert "MASTER_PORT" not in os.environ
     with mingle.init("uncounted", rank=0, world_size=1, backend="gloo"):
         assert reduced() == 1
         assert count_of_groups() == 1
@@ -912,10 +829,4 @@ def test_a_loss_of_rank_zero_tells_more_than_what_torch_says(monkeypatch: pytest
     assert isinstance(caught.value.__cause__, dist.DistNetworkError)
     with pytest.raises(dist.DistNetworkError):
         mingle.init("loss", rank=0, world_size=1, backend="gloo")
-    assert rendezvous._active is None
-
-
-def test_registering_twice_is_once() -> None:
-    before = torch_rendezvous._rendezvous_handlers["mingle"]
-    install()
-    assert torch_rendezvous._rendezvous_handlers["mingle"] is before is rendezvous_handler
+    assert "MASTER_PORT" not in os.environ

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import sys
@@ -19,13 +18,11 @@ import pytest
 
 import mingle
 from mingle.distributed import process_group, session
-from mingle.distributed.session import LoneSession, RunningSession
-from mingle.engine import party, store
+from mingle.distributed.session import RunningSession
+from mingle.engine import discovery, party, store
 from mingle.errors import MingleError
-from mingle.job import Member
 from mingle.protocol import member
 from mingle.protocol.host import Host
-from mingle.protocol.member import Joiner
 from tests.support.alarms import alarm_after
 from tests.support.children import in_child
 from tests.support.in_process import Formed, formed
@@ -123,39 +120,11 @@ def test_a_host_that_does_not_answer(
     fails_soon(sessions[1], "rank 0 has not answered for 0.2 s", "the next use of job.members asks again")
 
 
-def test_a_host_that_is_lost_without_a_word(
-    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    joiner = ranks[1].discovery._machine
-    assert isinstance(joiner, Joiner)
-    monkeypatch.setattr(joiner.search, "race", lambda *_: None)  # the way back
-
-    def lose() -> None:
-        session = joiner.session
-        assert session is not None
-        joiner.drop_host("reset", time.monotonic())
-        joiner.unreached(session, math.inf, refused=True)
-
-    ranks[1].discovery.call(lose)
-    fails_soon(sessions[1], r"rank 0 is lost \(.*: reset\)")
-
-
-def test_the_roster_is_fetched_by_the_connection_of_a_member_that_came_back(
-    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    joiner = ranks[1].discovery._machine
-    assert isinstance(joiner, Joiner)
-    membership = joiner.membership
-    assert membership is not None
-    asks = membership.ask_roster
-
-    def ask_and_lose() -> None:
-        monkeypatch.setattr(membership, "ask_roster", asks)
-        asks()
-        joiner.drop_host("reset", time.monotonic())
-
-    monkeypatch.setattr(membership, "ask_roster", ask_and_lose)
-    assert len(sessions[1].roster()) == 2
+def test_a_host_that_is_lost_without_a_word(sessions: list[RunningSession], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
+    sessions[0].close(failing=True)
+    fails_soon(sessions[1], r"rank 0 is lost \(")
 
 
 def test_a_job_that_is_closed_while_its_roster_is_fetched_is_named_so(
@@ -230,23 +199,22 @@ def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
     assert membership is not None
     says_ready = membership.ready
     monkeypatch.setattr(membership, "ready", lambda _now: None)  # its init is still at work
-    monkeypatch.setattr(session, "READY_SECONDS", 60.0)
+    monkeypatch.setattr(session, "READY_SECONDS", 60.0 if ready else 0.5)
     if not seen:
         ranks[0].discovery.watch = lambda: 60.0
     group.stands = True
     if seen:
         sessions[0].group_stands()
-    closing = threading.Thread(target=partial(sessions[0].close, failing=False))
-    closing.start()
-    closing.join(0.5)
-    assert closing.is_alive(), "the end of rank 0's store would end the init of rank 1"
-    assert len(sessions[1].roster()) == 2
-    if ready:
-        ranks[1].discovery.call(partial(says_ready, time.monotonic()))
-    else:
-        sessions[0]._await_until = time.monotonic()  # the time is up
-    closing.join(30)
-    assert not closing.is_alive()
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(sessions[0].close, failing=False)
+        assert len(sessions[1].roster()) == 2, "the end of rank 0's store would end the init of rank 1"
+        if ready:
+            time.sleep(0.5)
+            assert not closing.done()
+            ranks[1].discovery.call(partial(says_ready, time.monotonic()))
+        closing.result(30)
+    assert 0.5 <= time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("failing", [True, False])
@@ -274,15 +242,15 @@ def test_made_process_group_counts_before_it_is_seen(ranks: list[Formed], sessio
     assert not server.held
 
 
-def test_standing_process_group_is_reported_at_once(
-    ranks: list[Formed], sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standing_process_group_is_reported_at_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "WATCH_STANDING_SECONDS", 60.0)
-    monkeypatch.setattr(ranks[1].discovery, "_deaf_due", math.inf)  # nor for the end of the member's UDP sockets
-    host = ranks[0].discovery.host
-    assert host is not None
-    group.stands = True
-    until(lambda: ranks[0].discovery.ask(lambda: host.registrar.seats.all_ready))
+    monkeypatch.setattr(discovery, "LINGER_SECONDS", 60.0)  # nor for the end of the member's UDP sockets
+    with formed() as ranks:
+        assert [RunningSession(*rank) for rank in ranks]
+        host = ranks[0].discovery.host
+        assert host is not None
+        group.stands = True
+        until(lambda: ranks[0].discovery.ask(lambda: host.registrar.seats.all_ready))
 
 
 def test_a_job_ends_with_its_process_group(ranks: list[Formed], sessions: list[RunningSession], group: Group) -> None:
@@ -369,24 +337,6 @@ def test_a_thread_that_dies_is_told_at_once_wherever_somebody_waits(
     assert isinstance(mine.loss(), MingleError)
     assert time.monotonic() - started < AT_ONCE
     mine.close(failing=True)
-
-
-def test_a_thread_that_dies_while_it_is_asked_fails_that_call(
-    ranks: list[Formed], sessions: list[RunningSession]
-) -> None:
-    discovery, dying = ranks[0].discovery, threading.Event()
-
-    def die() -> None:
-        discovery.call(lambda: 1 // 0)
-        dying.set()
-        until(lambda: discovery._calls.qsize() == 2)
-
-    discovery.call(die)
-    assert dying.wait(30)
-    started = time.monotonic()
-    with pytest.raises(MingleError, match="unforeseen ZeroDivisionError"):
-        discovery.ask(lambda: None)
-    assert time.monotonic() - started < AT_ONCE
 
 
 def test_a_proof_that_is_looked_at_again_is_given_up_when_the_thread_dies(
@@ -496,17 +446,17 @@ def test_a_proof_of_the_store_that_is_not_fresh_any_more_is_looked_at(monkeypatc
 
 
 def test_a_job_goes_on_with_its_own_process_group_alone(
-    group: Group, sessions: list[RunningSession], monkeypatch: pytest.MonkeyPatch
+    group: Group, ranks: list[Formed], sessions: list[RunningSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, present = sessions[1], Group()
+    mine, present, loop = sessions[1], Group(), ranks[1].discovery
     monkeypatch.setattr(process_group, "current", lambda: present if group.stands else None)
     assert mine.goes_on, "a group can still be made"
     group.stands = True
     mine.group_stands()
-    until(lambda: mine._group_stood)
+    until(lambda: loop.group_stands)
     assert mine.goes_on
-    mine._discovery.call(lambda: 1 // 0)
-    until(lambda: mine._discovery.failure is not None)
+    loop.call(lambda: 1 // 0)
+    until(lambda: loop.failure is not None)
     assert mine.goes_on, "the group stands whatever becomes of the thread"
     group.stands = False
     assert not mine.goes_on
@@ -567,7 +517,7 @@ def test_closing_ends_everything_once(ranks: list[Formed], sessions: list[Runnin
 
 @pytest.mark.parametrize("failing", [True, False])
 def test_a_close_that_continues_after_an_interrupt_does_not_ask_the_loop_that_has_ended(
-    sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch, failing: bool
+    ranks: list[Formed], sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
     """The interpreter's exit would wait 10 s for an answer."""
     ended: list[str] = []
@@ -581,7 +531,7 @@ def test_a_close_that_continues_after_an_interrupt_does_not_ask_the_loop_that_ha
     sessions[0].on_close = interrupt
     with pytest.raises(KeyboardInterrupt):
         sessions[0].close(failing=failing)
-    monkeypatch.setattr(sessions[0]._discovery, "ask", lambda _: pytest.fail("the loop is asked"))
+    monkeypatch.setattr(ranks[0].discovery, "ask", lambda _: pytest.fail("the loop is asked"))
     sessions[0].on_close = lambda: ended.append("closed")
     sessions[0].close(failing=False)
     assert ended == ["closed"]
@@ -625,47 +575,6 @@ def test_a_forked_child_does_nothing_to_its_parents_session(sessions: list[Runni
 # --- alone ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def lone() -> Iterator[LoneSession]:
-    server = store.open_server("127.0.0.1", None, b"S" * 16)
-    member = Member(rank=0, local_rank=0, node_rank=0, hostname="here", address="127.0.0.1", pid=os.getpid())
-    lone = LoneSession(member, server)
-    lone.serve()
-    yield lone
-    lone.close(failing=False)
-
-
-def test_a_rank_alone_is_its_own_roster(lone: LoneSession) -> None:
-    assert [member.rank for member in lone.roster()] == [0]
-
-
-def test_a_rank_alone_holds_its_store_until_torch_does(lone: LoneSession) -> None:
-    server, ended = lone.server, list[str]()
-    lone.on_close = lambda: ended.append("closed")
-    assert server is not None
-    store.prove("127.0.0.1", server.port, server.session, server.token)
-    lone.group_stands()
-    until(lambda: not answers(server.port))
-    lone.close(failing=False)
-    assert ended == ["closed"]
-
-
-def test_a_rank_alone_sees_that_torch_holds_its_store(lone: LoneSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, stands = lone.server, threading.Event()
-    assert server is not None
-    monkeypatch.setattr(process_group, "stands", stands.is_set)
-    assert server.held
-    stands.set()
-    until(lambda: not server.held)
-    until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-lone"])
-
-
-def test_a_rank_alone_that_is_closed_leaves_no_thread(lone: LoneSession) -> None:
-    assert [each for each in threading.enumerate() if each.name == "mingle-lone"]
-    lone.close(failing=False)
-    until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-lone"])
-
-
 def test_an_interrupt_while_the_thread_of_a_rank_alone_is_started_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPython can turn it into a RuntimeError, see `detached.start`."""
 
@@ -678,17 +587,3 @@ def test_an_interrupt_while_the_thread_of_a_rank_alone_is_started_is_one(monkeyp
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         mingle.discover(job_name("interrupted"), rank=0, world_size=1)
-
-
-@needs_fork
-@forks
-def test_a_forked_child_of_a_rank_alone(lone: LoneSession) -> None:
-    server = lone.server
-    assert server is not None
-
-    def child() -> str:
-        lone.close(failing=False)
-        return str(server.held)
-
-    assert in_child(child) == "True"
-    store.prove("127.0.0.1", server.port, server.session, server.token)

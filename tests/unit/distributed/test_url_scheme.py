@@ -93,7 +93,6 @@ def check(seen: dict[str, Any]) -> None:
         "import mingle; from torch.distributed.rendezvous import register_rendezvous_handler",
         "import mingle; from mingle.distributed import url_scheme; url_scheme.install(); url_scheme.install()",
         "import mingle; import torch.distributed; from mingle.distributed import url_scheme; url_scheme.install()",
-        "import mingle; import torch.distributed; mingle.distributed.url_scheme._register()",
         # Somebody looks whether torch has the module, and does not load it.
         "import mingle, importlib.util; assert importlib.util.find_spec('torch.distributed.rendezvous')",
     ],
