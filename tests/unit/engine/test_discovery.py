@@ -24,7 +24,6 @@ from mingle.config import values
 from mingle.config.settings import Settings
 from mingle.engine import driver, progress, store, udp_endpoint
 from mingle.engine.discovery import Discovery
-from mingle.engine.party import make_room
 from mingle.engine.store import StoreServer
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.network import interface_monitor, interfaces
@@ -520,41 +519,6 @@ def alarm(handler: Callable[..., object], seconds: float) -> Iterator[None]:
 
 def riddle() -> None:
     raise ZeroDivisionError("a riddle")
-
-
-@pytest.mark.parametrize(
-    ("limits", "allowed", "after", "warned"),
-    [
-        ((256, 4_096), 10_000, 4_096, ""),
-        ((256, 2_000), 10_000, 2_000, "may open 2000 files"),
-        ((256, resource.RLIM_INFINITY), 10_000, None, ""),
-        ((256, resource.RLIM_INFINITY), 1_000, 256, "may open 256 files"),
-        ((256, 4_096), 1_000, 256, "may open 256 files"),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 10_000, resource.RLIM_INFINITY, ""),
-    ],
-)
-def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(
-    limits: tuple[int, int],
-    allowed: int,
-    after: int | None,
-    warned: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    now = limits
-
-    def limit(_what: int, wanted: tuple[int, int]) -> None:
-        nonlocal now
-        if wanted[0] > allowed:
-            raise ValueError("not allowed to raise maximum limit")
-        now = wanted
-
-    monkeypatch.setattr(resource, "getrlimit", lambda _what: now)
-    monkeypatch.setattr(resource, "setrlimit", limit)
-    make_room(1_000, 3, what="rank", quiet=True)
-    assert now[0] == after if after is not None else 3_000 < now[0] < allowed
-    assert now[1] == limits[1]
-    assert warned in caplog.text if warned else not caplog.text
 
 
 @contextlib.contextmanager

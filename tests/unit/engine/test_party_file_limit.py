@@ -15,34 +15,44 @@ from mingle.engine.party import FILES_PER_RANK, free_files, make_room
 
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize(
-    ("limits", "ranks", "raised_to", "warned"),
+    ("limits", "allowed", "ranks", "raised_to", "too_few"),
     [
-        ((1024, 4096), 64, None, False),
-        ((1024, 4096), 1000, 4096, False),
-        ((1024, 2048), 1000, 2048, True),
-        ((1024, resource.RLIM_INFINITY), 1000, 3128, False),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 100_000, None, False),
-        ((1024, 1024), 1000, 1024, True),
+        ((1024, 4096), 10_000, 64, None, None),
+        ((1024, 4096), 10_000, 1000, 4096, None),
+        ((1024, 2048), 10_000, 1000, 2048, 2048),
+        ((1024, resource.RLIM_INFINITY), 10_000, 1000, 3128, None),
+        ((1024, resource.RLIM_INFINITY), 3_000, 1000, None, 1024),  # the system's own limit is lower
+        ((1024, 4096), 3_000, 1000, None, 1024),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 10_000, 100_000, None, None),
+        ((1024, 1024), 10_000, 1000, 1024, 1024),
     ],
 )
 def test_room_for_the_connections_of_a_large_job(
     monkeypatch: pytest.MonkeyPatch,
     limits: tuple[int, int],
+    allowed: int,
     ranks: int,
     raised_to: int | None,
-    warned: bool,
+    too_few: int | None,
     quiet: bool,
 ) -> None:
     new_limits: list[tuple[int, int]] = []
     said: list[tuple[str, bool]] = []
+
+    def limit(_what: int, wanted: tuple[int, int]) -> None:
+        if wanted[0] > allowed:
+            raise ValueError("not allowed to raise maximum limit")
+        new_limits.append(wanted)
+
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: new_limits.append(new))
+    monkeypatch.setattr(resource, "setrlimit", limit)
     monkeypatch.setattr(progress, "say", lambda level, text, *, quiet: said.append((text, quiet)))
     make_room(ranks, FILES_PER_RANK, what="rank", quiet=quiet)
     assert new_limits == ([] if raised_to is None else [(raised_to, limits[1])])
-    assert bool(said) is warned
-    if warned:
-        assert f"{limits[1]} files and needs about 3128 for 1000 ranks" in said[0][0]
+    if too_few is None:
+        assert not said
+    else:
+        assert f"{too_few} files and needs about 3128 for 1000 ranks" in said[0][0]
         assert said[0][1] is quiet
 
 
