@@ -166,9 +166,7 @@ def test_node_0_waits_for_the_programs_of_the_others(nodes: Nodes) -> None:
         "--head", f"sh -c '{SAY}'", "--", "sh", "-c", SAY + "until test -e go; do sleep 0.05; done; exit {node_rank}"
     )
     nodes.started()
-    errors = nodes.processes[0].stderr
-    assert errors is not None
-    assert "the command of node 0 has ended; waiting" in errors.readline()
+    nodes.wait_for_words("the command of node 0 has ended; waiting")
     (nodes.folder / "go").touch()
     # Its own status is not 0 then, although its own command has succeeded: the job has failed.
     assert sorted(status for status, _, _ in nodes.ended()) in ([1, 1, 2], [1, 1, 143], [1, 2, 143])
@@ -177,9 +175,7 @@ def test_node_0_waits_for_the_programs_of_the_others(nodes: Nodes) -> None:
 def test_ctrl_c_on_a_node_0_that_waits_ends_the_others(nodes: Nodes) -> None:
     nodes.start("--head", f"sh -c '{SAY}'", "--", "sh", "-c", SAY + "exec sleep 100")
     nodes.started()
-    errors = nodes.processes[0].stderr
-    assert errors is not None
-    assert "the command of node 0 has ended; waiting" in errors.readline()
+    nodes.wait_for_words("the command of node 0 has ended; waiting")
     nodes.processes[0].send_signal(signal.SIGINT)
     assert [status for status, _, _ in nodes.ended()] == [130, 143, 143]
 
