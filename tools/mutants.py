@@ -34,7 +34,8 @@ import pytest
 _DOORS = ["tests/unit/test_doors.py"]
 BESIDES = {
     "wire": ["tests/golden", "tests/unit/test_text.py"],
-    **dict.fromkeys(("config", "cli", "run", "check", "distributed"), _DOORS),
+    **dict.fromkeys(("config", "cli", "run", "check"), _DOORS),
+    "distributed": [*_DOORS, "tests/unit/test_lightning.py"],
 }
 """The quick tests of a room that are not in ``tests/unit/ROOM``."""
 SECONDS_PER_TEST = 10

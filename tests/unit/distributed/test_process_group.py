@@ -700,10 +700,13 @@ def test_a_job_whose_store_torch_cannot_open_is_closed(monkeypatch: pytest.Monke
     def fail(_session: Session, _seconds: float) -> None:
         raise RuntimeError("torch is broken")
 
+    close, failing = LoneSession.close, list[bool]()
     monkeypatch.setattr(LoneSession, "entry", fail)
+    monkeypatch.setattr(LoneSession, "close", lambda self, **how: (failing.append(how["failing"]), close(self, **how)))
     with pytest.raises(RuntimeError, match="torch is broken"):
         next(rendezvous_handler("mingle://broken?rank=0&world_size=1", timeout=timedelta(seconds=5)))
     assert "MASTER_PORT" not in os.environ
+    assert failing == [True], "other ranks take it for a loss"
 
 
 def test_an_error_of_the_discovery_comes_through_torch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

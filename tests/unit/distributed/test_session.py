@@ -400,6 +400,8 @@ def test_torch_is_handed_the_connection_by_which_the_store_was_proved(monkeypatc
         return connected[-1]
 
     monkeypatch.setattr(store, "connect", counted)
+    monkeypatch.setattr(session, "FRESH_SECONDS", 60.0)
+    monkeypatch.setattr(store, "await_server", lambda *_place, **_more: pytest.fail("a fresh proof is looked at"))
     with formed(3, enters=True) as ranks:
         sessions = [RunningSession(*rank) for rank in ranks]
         proved = list(connected)
