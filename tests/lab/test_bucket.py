@@ -14,7 +14,7 @@ import pytest
 from mingle.network.folders import digest
 from mingle.wire import datagrams
 from mingle.wire.datagrams import MAX_BYTES, Offer
-from tests.support.levels import repeated, soaking
+from tests.support.levels import chosen, repeated, soaking
 from tests.support.loopback import until
 
 from . import Host, Lab
@@ -106,7 +106,9 @@ def test_mingle_run_meets_in_a_bucket(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("gone", [False, True], ids=["its machines refuse", "its machines are gone"])
+@pytest.mark.parametrize(
+    "gone", chosen([True], soak=[False]), ids=lambda gone: f"its machines {'are gone' if gone else 'refuse'}"
+)
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_the_objects_of_a_killed_job_do_not_delay_the_next(lab: Lab, seed: int, gone: bool) -> None:
     hosts, store = hosts_and_store(lab, 6)

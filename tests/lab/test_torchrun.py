@@ -40,7 +40,7 @@ def started_right(job: Job, hosts: list[Host], workers: int) -> None:
 
 @pytest.mark.quick
 @pytest.mark.soak
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", chosen([1], soak=[2]))
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_three_hosts_in_any_order(lab: Lab, job: MakeJob, seed: int, workers: int) -> None:
     network = lab.network()

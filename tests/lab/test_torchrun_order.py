@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tests.support.levels import repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab
 from .torchrun_jobs import SECONDS, Job, jobs
@@ -72,7 +72,7 @@ def test_hosts_of_one_name_are_in_the_order_of_their_addresses(lab: Lab, job: Ma
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
-@pytest.mark.parametrize("variable", ["MINGLE_NODE_RANK", "PET_NODE_RANK"])
+@pytest.mark.parametrize("variable", chosen(["PET_NODE_RANK"], soak=["MINGLE_NODE_RANK"]))
 def test_node_ranks_that_hosts_ask_for(lab: Lab, job: MakeJob, variable: str, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -120,7 +120,7 @@ def test_a_node_rank_that_another_host_has_is_an_error_that_names_it(lab: Lab, j
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
-@pytest.mark.parametrize("struck", [0, 1])
+@pytest.mark.parametrize("struck", chosen([0], soak=[1]))
 def test_a_host_that_is_killed_and_started_again_keeps_its_node_rank(
     lab: Lab, job: MakeJob, struck: int, seed: int
 ) -> None:

@@ -517,7 +517,7 @@ ROUNDS = [
         "rounds",
         (Rule(Hold, "allows", lambda _, hold, made, now: made <= hold.proved_at and now < hold.until),),
         TOO_LATE,
-        first=19,
+        first=45,
         level="all",
     ),
     Mistake(
