@@ -60,6 +60,7 @@ class Session:
         self.quorum = Quorum(b"S" * 16, memory, self.now)
         self.quorum.small, self.quorum.had_quorum = small, not small
         self.rounds = Rounds(self.quorum, memory, self._send)
+        self._listed: list[Seated] = []
         self.begins: list[tuple[str, frames.Begin]] = []
         self.wants: list[tuple[str, frames.Wanted]] = []
 
@@ -96,7 +97,9 @@ class Session:
         self.look()
 
     def look(self) -> None:
-        self.rounds.look(self.seats.values(), self.now)
+        if (seats := list(self.seats.values())) != self._listed:
+            self._listed = seats  # another object only if the members are others
+        self.rounds.look(self._listed, self.now)
         assert self.rounds.due is None or self.rounds.due > self.now, "a busy loop"
 
     def wait(self, seconds: float) -> None:

@@ -78,3 +78,18 @@ def test_a_node_rank_is_given_to_one_node(order: bytes, unit: frames.Unit, machi
     newcomer = applicant(None, "node3", "10.0.0.9")
     newcomer = replace(newcomer, order=order, node=machine, who=replace(newcomer.who, unit=unit))
     assert registrar.seats.same_place(newcomer) is (holder if taken else None)
+
+
+def test_members_are_one_list_until_one_comes_or_goes() -> None:
+    registrar = gathered(None, None)
+    seats = registrar.seats
+    before = seats.members()
+    assert seats.members() is before
+    registrar.join(2, b"n" * 16, applicant(None, "node2", "10.0.0.3"), now=2.0)
+    three = seats.members()
+    assert [len(before), len(three)] == [2, 3]
+    seats[b"n" * 16].admit_by = 9.0
+    seats.free(seats[bytes([1]) * 16])
+    assert (len(seats.members()), len(seats.latecomers())) == (1, 1)
+    seats.admit(seats[b"n" * 16])
+    assert (len(seats.members()), seats.latecomers()) == (2, [])
