@@ -112,7 +112,7 @@ RECOVERY = """\
 ## torchrun, training again
 
 Three hosts with one worker each and `--nnodes=2:3`, with torchrun's defaults, from the fault until all that are left
-have made a step again. mingle needs up to 10 s to notice that a machine is gone without a word; the rest is mostly the
+have made a step again. mingle needs up to 10 s to notice that a machine has vanished; the rest is mostly the
 import of torch in the new workers. The worker that crashes is on the host of the store. The new workers of `c10d` then
 often fail in Gloo, until no restarts are left;
 [with one more variable](benchmarks-method.md#torchrun-training-again) they fail less often.
@@ -122,8 +122,8 @@ BROKEN_PAIR = """\
 ## Two nodes that can't reach each other
 
 Four hosts; a firewall drops TCP between the second and the third. mingle's error names both, a likely cause and a fix.
-Otherwise two ranks say `Timed out waiting` after torch's timeout, here 20 s in place of half an hour, and the other two
-go on connecting.
+Without the mesh, two ranks say `Timed out waiting` after torch's timeout, here 20 s in place of half an hour, and the
+other two keep trying to connect.
 """
 
 SLOWER = """\
@@ -140,7 +140,7 @@ SLOWER = """\
   included. Each rank runs some ten milliseconds of Python; the store is C++. Ranks with a core each are
   [faster](#many-ranks).
 - **Than zeroconf by full name**, which looks up one registered address and confirms nothing.
-- **Than `mpirun`**, which is told the hosts: until a program runs on three of them, `mingle-run` takes {run} s, and
+- **Than `mpirun`**, which gets a list of hosts: until a program runs on three of them, `mingle-run` takes {run} s, and
   `mpirun` {mpirun} s, with an ssh that costs nothing here.
 - **In CPU**: a job of 8 ranks costs {ours} ms with the mesh off, zeroconf's discovery {theirs} ms.
 - **At import**: `import mingle` takes {bare} ms longer than an empty Python, and all that `mingle.init` needs {all} ms.
@@ -174,8 +174,8 @@ The protocol's limits allow a million ranks. Rank 0's machine sets a lower limit
   one and warns if that is not enough; for 100,000 the hard limit (`ulimit -Hn`, `fs.nr_open`) must be above 300,000.
 - **Ports and backlog.** The listener's backlog is 4,096, capped by `net.core.somaxconn`; TCP itself repeats an attempt
   that does not fit.
-- **One thread.** Rank 0 proves and seats each rank in Python, in well under a millisecond. If 100,000 ranks come
-  together, this can take minutes on a slow core.
+- **One thread.** Rank 0 proves and seats each rank in Python, in well under a millisecond. If 100,000 ranks
+  arrive together, this can take minutes on a slow core.
 - **The store.** Torch's own figure is about 100 s for 96,000 ranks to connect to a TCPStore (its tutorial on the libuv
   backend).
 
