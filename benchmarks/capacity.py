@@ -36,7 +36,7 @@ from mingle.protocol.events import (
     TimerDue,
 )
 from mingle.protocol.machine import Context, Identity
-from mingle.protocol.member import Joiner
+from mingle.protocol.node import Node
 from mingle.wire.datagrams import Datagram
 from mingle.wire.frames import ProcessInfo
 
@@ -160,8 +160,9 @@ class Crowd:
         now = time.monotonic()
         # A context of its own for each: it has the connections and the effects of one member.
         self._members = [
-            Joiner(
+            Node(
                 _identity(wanted, rank),
+                None,
                 Context(key=None, new_id=self._driver.new_id, rng=self._driver.rng, timeout=TIMEOUT),
                 now,
             )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from typing import TypeAlias
 
 from mingle.elastic.agent import Agent
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.protocol.effects import CloseStore, Dial, Hangup, Inspect, OpenStore, ProveStore, Reset, Write
-from mingle.protocol.election import Elector
 from mingle.protocol.events import (
     Accepted,
     Address,
@@ -25,9 +23,8 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
-from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Identity
-from mingle.protocol.member import Joiner
+from mingle.protocol.node import Node
 from mingle.wire import datagrams
 from mingle.wire.frames import ProcessInfo
 from tests.golden.examples import ADDRESSES, HOST, JOB, PORT, SESSION
@@ -36,8 +33,6 @@ from tests.support.recording import Recording
 from . import mutation
 from .peers import WORLD_SIZE, HostPeer, MemberPeer, Peer
 from .targets import DATAGRAMS
-
-Machine: TypeAlias = Host | Joiner | Elector | Agent
 
 OWN = (Address("192.0.2.10", "eth0", 24), Address("2001:db8::a", "eth0", 64))
 TIMEOUT_SECONDS = 120.0
@@ -79,13 +74,13 @@ class Theatre:
         seed, ids = rng.getrandbits(32), self._ids
         endpoints = Endpoints(addresses=OWN, port=PORT)
 
-        def build(recording: Recording, now: float) -> Machine:
+        def build(recording: Recording, now: float) -> Node:
             new_id = functools.partial(recording.draw, ids)
             context = Context(key=None, new_id=new_id, rng=random.Random(seed), timeout=TIMEOUT_SECONDS)
             if self._kind == "rank":
-                return Joiner(identity, context, now)
+                return Node(identity, None, context, now)
             if self._kind == "host":
-                return Host(identity, SESSION, endpoints, context, now)
+                return Node(identity, endpoints, context, now, new_session=lambda: SESSION)
             new_session = functools.partial(recording.draw, functools.partial(rng.randbytes, 16))
             if self._kind == "agent":
                 return Agent(
@@ -97,10 +92,10 @@ class Theatre:
                     wall_clock=lambda: 1_700_000_000.0,
                     new_session=new_session,
                 )
-            return Elector(identity, endpoints, context, now, new_session=new_session)
+            return Node(identity, endpoints, context, now, new_session=new_session)
 
         self.recording = Recording(build)
-        self.machine: Machine = self.recording.begin(self._now)
+        self.machine: Node = self.recording.begin(self._now)
         self._carry_out()
 
     def step(self) -> None:
@@ -162,10 +157,7 @@ class Theatre:
 
     def _session(self) -> bytes | None:
         """The session that can be joined here."""
-        if self._kind == "host":
-            return SESSION
-        hosting = self.machine.hosting if isinstance(self.machine, Elector | Agent) else None
-        return None if hosting is None else hosting.session
+        return None if self.machine.host is None else self.machine.host.session
 
     def _close(self, conn: int) -> None:
         self._open.pop(conn, None)
@@ -195,10 +187,10 @@ class Theatre:
             case Hangup(conn) | Reset(conn):
                 self._open.pop(conn, None)
             case OpenStore(epoch):
-                assert not isinstance(machine, Joiner)
+                assert machine.host is not None
                 machine.handle(StoreOpened(epoch, 4567, "token"), self._now)
             case ProveStore(epoch=epoch, session=session):
-                assert not isinstance(machine, Host)
+                assert self._kind != "host"
                 if rng.random() < 0.8:
                     machine.handle(StoreProved(session, epoch), self._now)
                 else:

@@ -51,7 +51,7 @@ UNREAD = 0.15
 class AgentProcess(Process):
     """One agent. It goes on until it is closed, killed, or has failed. Its clock runs at a rate of its own."""
 
-    core: Agent | None  # type: ignore[assignment]
+    core: Agent | None
     settles = False
     rate: float = 1.0
     asleep: float = 0.0
@@ -107,8 +107,8 @@ class AgentProcess(Process):
     @property
     def hosted(self) -> ElasticHost | None:
         """The session that it hosts and that runs."""
-        part = self.core.part if self.core is not None and self.alive else None
-        return part if isinstance(part, ElasticHost) and part.running else None
+        host = self.core.host if self.core is not None and self.alive else None
+        return host if host is not None and host.running else None
 
     def _killed(self) -> str:
         return RESET if self.world.rng.random() < UNREAD else CLOSED_BY_PEER
@@ -213,9 +213,6 @@ class AgentProcess(Process):
         super().cont()
 
     # --- its driver ------------------------------------------------------------------------------------------------
-
-    def _timeout(self) -> float:
-        return float("inf")
 
     def _wake(self) -> None:
         if self.agent.expired(self.now):
@@ -329,33 +326,21 @@ class AgentInvariants:
     def check(self, process: Process) -> None:
         """Looks at what may have changed in a step of one process."""
         assert isinstance(process, AgentProcess)
-        outcome, part = process.outcome, process.agent.part
+        outcome, host = process.outcome, process.agent.host
         self.crowded |= len(self.agents()) > self.policy.nodes.maximum
         assert not process.alive or not process.agent.expired(process.now - 1.0), "it waits beyond its timeout"
         # A host that was killed while it sent GO has decided it.
-        if isinstance(part, ElasticHost) and part.outcome is not None and part.session not in self.sessions:
-            self._check_generation(part)
-            self.sessions[part.session] = part
-            nodes = part.quorum.policy.nodes
-            assert nodes.minimum <= len(part.registrar.seats.members()) <= nodes.maximum
-        quorate = isinstance(part, ElasticHost) and part.outcome is not None and part.quorum.had_quorum
-        is_new = quorate and part.session not in self.quorate
-        if is_new:
-            self.quorate.append(part.session)
+        is_new = host is not None and host.outcome is not None and self._check_host(process, host)
         if outcome is not None:
             assert outcome.session in self.sessions, f"{process.name} is in a session that has not formed"
-        if isinstance(part, ElasticHost):
-            orders = [seat.applicant.order for seat in part.registrar.seats.members()]
-            claims = [order for order in orders if len(order) == CLAIM_BYTES and order.startswith(EXPLICIT)]
-            assert len(claims) == len(set(claims)), f"two members of {process.name}'s session have one node rank"
         if self.crowded:
             return
         held = [each for each in self.holders() if self._truly_held(each)]
         assert len(held) < 2, f"two hosts hold: {', '.join(each.name for each in held)}"
         if not self.policy.allow_minority:
             self._check_earlier_sessions(self.agents() if is_new else [process])
-            if isinstance(part, ElasticHost):
-                self._note_round(part)
+            if host is not None:
+                self._note_round(host)
             self._valid = [each for each in self._valid if self._may_be_in(each, process)]
             self._check_rounds()
 
@@ -409,6 +394,22 @@ class AgentInvariants:
         elif process.identity.member in begun.told:
             return False
         return process.now < process.agent.hold.until
+
+    def _check_host(self, process: AgentProcess, host: ElasticHost) -> bool:
+        """Looks at a session that has formed; returns whether it has just got its quorum."""
+        members = host.registrar.seats.members()
+        if host.session not in self.sessions:
+            self._check_generation(host)
+            self.sessions[host.session] = host
+            nodes = host.quorum.policy.nodes
+            assert nodes.minimum <= len(members) <= nodes.maximum
+        orders = [seat.applicant.order for seat in members]
+        claims = [order for order in orders if len(order) == CLAIM_BYTES and order.startswith(EXPLICIT)]
+        assert len(claims) == len(set(claims)), f"two members of {process.name}'s session have one node rank"
+        is_new = host.quorum.had_quorum and host.session not in self.quorate
+        if is_new:
+            self.quorate.append(host.session)
+        return is_new
 
     def _check_generation(self, formed: ElasticHost) -> None:
         """A session sorts after all earlier ones, whoever was started again in between."""
@@ -549,8 +550,6 @@ class AgentGathering:
             where,
             identity,
             build,
-            hosting=False,
-            electing=True,
             key=key,
             processor=processor,
             invariants=self.invariants,

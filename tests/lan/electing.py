@@ -6,8 +6,9 @@ from collections import Counter
 from typing import Any
 
 from mingle.errors import ConflictError, ConnectivityError, DiscoveryTimeoutError
-from mingle.protocol.election import Candidacy, Elector
+from mingle.protocol.election import Candidacy
 from mingle.protocol.host import Host
+from mingle.protocol.node import Node
 from mingle.protocol.sightings import SILENT_SECONDS
 from mingle.wire.datagrams import Datagram, Offer, Seek
 from tests.lan.gathering import Gathering
@@ -61,17 +62,17 @@ class Patience:
         if isinstance(message, Seek):
             self._own_question.setdefault(process, self._world.now)
 
-    def check(self, process: Process, elector: Elector) -> None:
+    def check(self, process: Process, node: Node) -> None:
         """Looks at a process after a step."""
-        now, joiner = self._world.now, elector.joiner
+        now, joiner = self._world.now, node.joiner
         joined, returning = joiner.session is not None, joiner.returns_to is not None
         races = any(each.races_to("join") for each in joiner.search.sightings)
-        if elector.host is not None:
+        if node.host is not None:
             if (since := self._alone_since.get(process)) is not None:
                 self._check_beginning(process, now - since)
             self._forget(process, self._own_question)
             return
-        if elector.finished or joined or returning or joiner.search.sightings.may_run():
+        if node.finished or joined or returning or joiner.search.sightings.may_run():
             self._forget(process, *([self._own_question] if joined else []))
             return
         self._alone_since.setdefault(process, now)
@@ -124,27 +125,28 @@ class ElectionInvariants(Invariants):
     def check(self, process: Process) -> None:
         """Looks at what may have changed in a step of one process."""
         core = process.core
-        if isinstance(core, Elector):
+        assert core is not None
+        if process.identity.rank is None and core.outcome is None:
             self._check_elector(process, core)
         if self.sessions:
             self._look_for_faults()
         if process.hosts:
-            self._check_host(process, process.host)
+            self.hosted.setdefault(process.host.session, process)
         super().check(process)
         if process.failure is not None and id(process) not in self._judged:
             self._judged.add(id(process))
             self._check_truth(process)
 
-    def _check_elector(self, process: Process, elector: Elector) -> None:
-        self._patience.check(process, elector)
-        joiner, host = elector.joiner, elector.host
+    def _check_elector(self, process: Process, node: Node) -> None:
+        self._patience.check(process, node)
+        joiner, host = node.joiner, node.host
         for session in joiner.search.sightings:
             asked = session.alive_since is None or session.race is not None or joiner.finished
             assert asked, f"{process.name} waits for {session.host_name}, of which it will never hear"
         assert host is None or joiner.session is None, f"{process.name} hosts a session and has asked another host"
         if host is not None:
             self._closing[process] = host
-            self.proved |= {(process, each.name) for each in elector.sightings if each.is_proved}
+            self.proved |= {(process, each.name) for each in node.sightings if each.is_proved}
         elif (closed := self._closing.pop(process, None)) is not None:
             assert closed.closed, f"{process.name} looks for a host and has not closed its session"
             makes_for = [each for each in joiner.search.sightings if each.races_to("join")]
@@ -156,12 +158,6 @@ class ElectionInvariants(Invariants):
         assert not process.joiner.search.sightings.may_run(), (
             f"{process.name} confirms though it knows that the job runs"
         )
-
-    def _check_host(self, process: Process, host: Host) -> None:
-        registrar = host.registrar
-        self.hosted.setdefault(registrar.session, process)
-        if isinstance(process.core, Elector):
-            self._epoch_never_returns(host)
 
     def _look_for_faults(self) -> None:
         segment = self.world.networks[0].segment()

@@ -8,17 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from mingle.errors import MingleError
-from mingle.protocol.election import Elector
 from mingle.protocol.events import Address
-from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, Mesh
-from mingle.protocol.member import Joiner
+from mingle.protocol.node import Node
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, encode
 from mingle.wire.frames import ProcessInfo
 from tests.lan.invariants import Invariants
 from tests.lan.network import Machine, Network, Packet, Segment
-from tests.lan.process import AnyMachine, Process
+from tests.lan.process import Process
 from tests.lan.processor import Processor
 from tests.lan.world import World
 from tests.support.recording import Recording
@@ -73,18 +71,17 @@ class Gathering:
 
     # --- making processes ------------------------------------------------------------------------------------------
 
-    def host(self, machine: str = "m0", *, at: float = 0.0, rank: int | None = 0, **settings: Any) -> Process:
-        """Plans the start of a host."""
-        return self._start(machine, rank, at, hosting=True, **settings)
+    def host(self, machine: str = "m0", *, at: float = 0.0, **settings: Any) -> Process:
+        """Plans the start of rank 0."""
+        return self._start(machine, 0, at, **settings)
 
-    def member(self, rank: int | None, machine: str | None = None, *, at: float = 0.0, **settings: Any) -> Process:
+    def member(self, rank: int, machine: str | None = None, *, at: float = 0.0, **settings: Any) -> Process:
         """Plans the start of a rank that is not the host; without a machine, on one of its own."""
-        where = machine or f"m{rank}"
-        return self._start(where, rank, at, hosting=False, **settings)
+        return self._start(machine or f"m{rank}", rank, at, **settings)
 
     def elector(self, machine: str, *, at: float = 0.0, **settings: Any) -> Process:
         """Plans the start of a process that is given no rank."""
-        return self._start(machine, None, at, hosting=False, electing=True, **settings)
+        return self._start(machine, None, at, **settings)
 
     def everybody(self, starts: Sequence[float] | None = None, **settings: Any) -> list[Process]:
         """Plans the start of all ranks, each on a machine of its own; returns them in order of rank."""
@@ -94,9 +91,7 @@ class Gathering:
 
     def again(self, process: Process, *, at: float = 0.0) -> Process:
         """Plans the start of the same rank on the same machine: a new process."""
-        where, rank = process.machine.name, process.identity.rank
-        hosting, electing, processor = process.hosting, process.electing, process.processor
-        return self._start(where, rank, at, hosting=hosting, electing=electing, processor=processor)
+        return self._start(process.machine.name, process.identity.rank, at, processor=process.processor)
 
     def say(self, machine: str, message: Datagram, *, secret: bytes | None = None) -> None:
         """Have somebody on a machine multicast a message: on the job's group, through every interface."""
@@ -111,8 +106,6 @@ class Gathering:
         rank: int | None,
         at: float,
         *,
-        hosting: bool,
-        electing: bool = False,
         job: str | None = None,
         size: int | None = None,
         timeout: float | None = None,
@@ -143,32 +136,24 @@ class Gathering:
         )
         seconds = self.timeout if timeout is None else timeout
 
-        def build(recording: Recording, now: float) -> AnyMachine:
+        def build(recording: Recording, now: float) -> Node:
             dice = random.Random(recording.draw(lambda: self.world.rng.getrandbits(64)))
             new_id = functools.partial(recording.draw, self.world.new_id)
             new_session = functools.partial(recording.draw, self.world.identifier)
             context = Context(key=key, new_id=new_id, rng=dice, timeout=seconds, mesh=self.mesh)
-            if not hosting and not electing and self.mesh == "off":
-                return Joiner(identity, context, now)
+            if rank and self.mesh == "off":
+                return Node(identity, None, context, now)
             nics = recording.draw(lambda: [nic for nic in where.nics if interfaces is None or nic.name in interfaces])
             addresses = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in nics)
             port = 20_000 + new_id() % 20_000
             endpoints = Endpoints(addresses=addresses, port=port, advertised=advertised)
-            if not hosting and not electing:
-                joiner = Joiner(identity, context, now)
-                joiner.endpoints = endpoints
-                return joiner
-            if electing:
-                return Elector(identity, endpoints, context, now, new_session=new_session)
-            return Host(identity, new_session(), endpoints, context, now)
+            return Node(identity, endpoints, context, now, new_session=new_session)
 
         process = Process(
             self.network,
             where,
             identity,
             build,
-            hosting=hosting,
-            electing=electing,
             key=key,
             ready_after=ready_after,
             interfaces=interfaces,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
 from mingle.protocol.member import Joiner
 from mingle.protocol.participant import AwaitingSeal
@@ -34,11 +33,9 @@ class Invariants:
         """Looks at what may have changed in a step of one process."""
         core = process.core
         assert core is not None
-        if isinstance(core, Host):
-            self._epoch_never_returns(core)
-        if isinstance(core, (Joiner, Elector)):
-            self._note_confirmation(process)
-        if process.hosts:
+        self._note_confirmation(process)
+        if core.host is not None:
+            self._epoch_never_returns(core.host)
             self._seals_what_was_confirmed(process)
         assert not (core.outcome is not None and core.failure is not None), "both an outcome and a failure"
         if core.outcome is not None and id(process) not in self._formed:
@@ -83,7 +80,7 @@ class Invariants:
     def _check_outcome(self, process: Process) -> None:
         outcome = process.outcome
         assert outcome is not None
-        if isinstance(process.core, Host):
+        if process.hosts:
             assert outcome.session not in self.sessions
             self._check_go(process)
             self.sessions[outcome.session] = process
@@ -131,6 +128,6 @@ class Invariants:
             assert acknowledged, f"GO, but {other.name} is {other.joiner.stage()}"
         if not self._duplicates:
             for other in self._world.processes:
-                if other is not process and other.alive and isinstance(other.core, Host):
+                if other is not process and other.alive and other.hosts:
                     same = other.identity.job == process.identity.job
                     assert not (same and other.phase is Committed), "two sessions of one job run"

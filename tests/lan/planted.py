@@ -18,11 +18,12 @@ from mingle.elastic.leases import LEASE_SECONDS, Binding, Hold, Leases
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Nodes, Policy, Quorum
 from mingle.elastic.rounds import Rounds
-from mingle.protocol.election import Attendance, Elector
+from mingle.protocol.election import Attendance, Competition
 from mingle.protocol.events import Event, Heard, TimerDue
 from mingle.protocol.host import Host
 from mingle.protocol.links.prover import Prover
 from mingle.protocol.machine import Identity
+from mingle.protocol.node import Node
 from mingle.protocol.pacing import Seeker
 from mingle.protocol.session import mesh_proof
 from mingle.protocol.session.mesh_proof import Proof
@@ -144,66 +145,67 @@ COMMIT = [
 # --- the election -----------------------------------------------------------------------------------------------------
 
 
-def would_lose(elector: Elector, offer: Offer, *_: object, **__: object) -> bool:
-    return elector._competing() is not None and elector._candidacy.loses_to(offer)
+def would_lose(competition: Competition, offer: Offer, *_: object, **__: object) -> bool:
+    return competition.can_close() and competition._candidacy.loses_to(offer)
 
 
-def is_unreachable(elector: Elector, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
+def is_unreachable(competition: Competition, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
     return isinstance(frame, frames.Unreachable)
 
 
 def close_at_once(
-    _: object, elector: Elector, offer: Offer, now: float, *, interface: str = "", sender: str = ""
+    _: object, competition: Competition, offer: Offer, now: float, *, interface: str = "", sender: str = ""
 ) -> None:
-    elector._end_host("it closes for another host", offer)
-    elector.joiner.look_again(offer, interface, now)
+    node = competition._close_for.__self__  # type: ignore[attr-defined]
+    node._end_host("it closes for another host", offer)
+    node.joiner.search.look_again(offer, interface, now)
 
 
-def close_and_go_on(genuine: Any, elector: Elector, session: KnownSession, now: float) -> None:
-    host = elector.host
+def close_and_go_on(genuine: Any, node: Node, session: KnownSession, now: float) -> None:
+    host = node.host
     assert host is not None
     state = host.state
-    genuine(elector, session, now)
-    host.state, elector.host = state, host
+    genuine(node, session, now)
+    host.state, node.host = state, host
 
 
-def was_asked_to_lead(elector: Elector, session: KnownSession, now: float) -> bool:
-    host = elector.host
+def was_asked_to_lead(node: Node, session: KnownSession, now: float) -> bool:
+    host = node.host
     asked = host is not None and session.offer.host in host.registrar.asked_to_lead
-    return asked and elector.joiner.session is None
+    return asked and node.joiner.session is None
 
 
-def join_first(_: object, elector: Elector, session: KnownSession, now: float) -> None:
-    elector.sightings.policy = elector.joiner.search
-    elector.joiner.look_again(session.offer, session.paths[0].interface, now)
+def join_first(_: object, node: Node, session: KnownSession, now: float) -> None:
+    node.sightings.policy = node.joiner.search
+    node.joiner.search.look_again(session.offer, session.paths[0].interface, now)
 
 
 def another_when_it_comes_back(right: frames.Join, *_: object) -> frames.Join:
     return structs.replace(right, order=b"\x01\xff") if right.order and right.token else right
 
 
-def once_all_are_counted(right: float, elector: Elector, _: float, now: float) -> float:
-    return right if elector._attendance.complete(now) else right + 1.0
+def once_all_are_counted(right: float, node: Node, _: float, now: float) -> float:
+    return right if node._attendance.complete(now) else right + 1.0
 
 
-def at_once_if_all_are_there(right: float, elector: Elector, _: float, now: float) -> float:
-    return now if elector._attendance.complete(now) else right
+def at_once_if_all_are_there(right: float, node: Node, _: float, now: float) -> float:
+    return now if node._attendance.complete(now) else right
 
 
-_HEARD: WeakKeyDictionary[Elector, set[bytes]] = WeakKeyDictionary()
+_HEARD: WeakKeyDictionary[Node, set[bytes]] = WeakKeyDictionary()
 
 
-def is_first_question(elector: Elector, event: Heard, now: float) -> bool:
-    message, heard = event.message, _HEARD.setdefault(elector, set())
-    if not isinstance(message, Seek) or message.member in heard or message.member == elector.identity.member:
+def is_first_question(node: Node, event: Heard, now: float) -> bool:
+    message, heard = event.message, _HEARD.setdefault(node, set())
+    if not isinstance(message, Seek) or message.member in heard or message.member == node.identity.member:
         return False
     heard.add(message.member)
-    return elector._patient_until is not None
+    return node._patient_until is not None
 
 
-def begin_anew(genuine: Any, elector: Elector, event: Heard, now: float) -> None:
-    genuine(elector, event, now)
-    elector._look_from(now)
+def begin_anew(genuine: Any, node: Node, event: Heard, now: float) -> None:
+    genuine(node, event, now)
+    node._look_from(now)
 
 
 HOSTS_AND_JOINS = "hosts a session and has asked another host"
@@ -221,14 +223,14 @@ ELECTION = [
     Mistake(
         "close_for_a_lower_id_that_has_proved_nothing",
         "election",
-        (Act(Elector, "_call", close_at_once, when=would_lose),),
+        (Act(Competition, "call", close_at_once, when=would_lose),),
         "which has proved nothing",
     ),
-    Mistake("go_on_after_closed", "election", (Act(Elector, "_close_for", close_and_go_on),), HOSTS_AND_JOINS),
+    Mistake("go_on_after_closed", "election", (Act(Node, "_close_for", close_and_go_on),), HOSTS_AND_JOINS),
     Mistake(
         "join_the_first_in_order_before_closing_for_it",
         "election",
-        (Act(Elector, "_close_for", join_first, when=was_asked_to_lead),),
+        (Act(Node, "_close_for", join_first, when=was_asked_to_lead),),
         HOSTS_AND_JOINS,
     ),
     Mistake(
@@ -240,7 +242,7 @@ ELECTION = [
     Mistake(
         "win_although_the_other_host_says_unreachable",
         "election",
-        (Act(Elector, "rival_said", nothing, when=is_unreachable),),
+        (Act(Competition, "rival_said", nothing, when=is_unreachable),),
         LATE,
         first=11,
     ),
@@ -251,17 +253,17 @@ ELECTION = [
         LATE,
         first=11,
     ),
-    Mistake("wait_until_all_are_counted", "election", (Rule(Elector, "elects_at", once_all_are_counted),), WAITS),
+    Mistake("wait_until_all_are_counted", "election", (Rule(Node, "elects_at", once_all_are_counted),), WAITS),
     Mistake(
         "be_patient_anew_for_each_question",
         "election",
-        (Act(Elector, "_heard", begin_anew, when=is_first_question),),
+        (Act(Node, "_heard", begin_anew, when=is_first_question),),
         WAITS,
     ),
     Mistake(
         "become_the_host_with_the_first_question",
         "election",
-        (Rule(Elector, "elects_at", at_once_if_all_are_there),),
+        (Rule(Node, "elects_at", at_once_if_all_are_there),),
         "hosts 0.* s after its question",
     ),
     Mistake(
@@ -481,7 +483,7 @@ AGENTS = [
 
 
 def without_a_question(right: Hold, agent: Agent) -> Hold:
-    return Hold(right.until, float("inf")) if isinstance(agent.part, AgentMember) else right
+    return Hold(right.until, float("inf")) if isinstance(agent.role, AgentMember) else right
 
 
 def as_if_asked_now(genuine: Any, host: ElasticHost, caller: Any, frame: frames.AnyFrame, now: float) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import msgspec
 
 from mingle.errors import MingleError
 from mingle.protocol import effects
 from mingle.protocol.effects import Effect
-from mingle.protocol.election import Elector
 from mingle.protocol.events import (
     Accepted,
     Address,
@@ -36,6 +35,7 @@ from mingle.protocol.host import Host
 from mingle.protocol.links.claims import without_traps
 from mingle.protocol.machine import Formation, Identity
 from mingle.protocol.member import Joiner
+from mingle.protocol.node import Node
 from mingle.protocol.session.phases import Open, Placed, State
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
@@ -53,8 +53,6 @@ PEER_SECONDS = 0.5
 """How often those are asked who are known by name."""
 STORE_SECONDS = (0.001, 0.02)
 STORE_SILENT_SECONDS = 2.0
-
-AnyMachine: TypeAlias = Joiner | Host | Elector
 
 
 class Endpoint(Protocol):
@@ -105,10 +103,8 @@ class Process:
         network: Network,
         machine: Machine,
         identity: Identity,
-        build: Callable[[Recording, float], AnyMachine],
+        build: Callable[[Recording, float], Node],
         *,
-        hosting: bool,
-        electing: bool = False,
         key: JobKey | None = None,
         ready_after: float | None = 0.2,
         interfaces: tuple[str, ...] | None = None,
@@ -118,14 +114,12 @@ class Process:
         self.network = network
         self.machine = machine
         self.identity = identity
-        self.hosting = hosting
-        self.electing = electing
         self.key = key
         self.ready_after = ready_after
         self.interfaces = interfaces
         self.processor = processor
         self.peers: list[Machine] = []
-        self.core: AnyMachine | None = None
+        self.core: Node | None = None
         self.alive = False
         self.stopped = False
         self.started_at = 0.0
@@ -187,21 +181,20 @@ class Process:
     @property
     def host(self) -> Host:
         """Its machine, or the part of it, that hosts; there must be one."""
-        host = None if self.core is None else self.core.hosting
+        host = None if self.core is None else self.core.host
         assert host is not None
         return host
 
     @property
     def joiner(self) -> Joiner:
-        """Its machine, or the part of it, that joins; there must be one."""
-        joiner = self.core.joiner if isinstance(self.core, Elector) else self.core
-        assert isinstance(joiner, Joiner)
-        return joiner
+        """The part of its machine that joins."""
+        assert self.core is not None
+        return self.core.joiner
 
     @property
     def hosts(self) -> bool:
         """Whether it has a session of its own now."""
-        return self.core is not None and self.core.hosting is not None
+        return self.core is not None and self.core.host is not None
 
     @property
     def phase(self) -> type[State]:
@@ -236,17 +229,13 @@ class Process:
         self.started_at = self.world.now
         self.machine.processes.append(self)
         self.core = self.recording.begin(self.now)
-        if port := self.core.port if isinstance(self.core, Joiner) else self.core.endpoints.port:
-            self.machine.listeners[port] = self
-        self.deadline = self.world.now + self._timeout()
+        if self.core.endpoints is not None:
+            self.machine.listeners[self.core.endpoints.port] = self
+        self.deadline = self.core.deadline
         self.world.note(f"{self.name} starts")
         self._flush()
         if self.peers:
             self._ask_peers()
-
-    def _timeout(self) -> float:
-        core = self.core
-        return core.timeout if isinstance(core, Host) else self.joiner.timeout
 
     def kill(self) -> None:
         """End at once, without a word: SIGKILL. The kernel closes what was open."""
@@ -488,15 +477,12 @@ class Process:
         core = self.core
         assert core is not None
         self._carry_out()
-        if isinstance(core, Elector) and core.outcome is not None:
-            # From here on its driver drives the part that has won, and nothing else.
-            core = self.core = self.recording.acting(core)
         if core.outcome is not None and self.formed_at is None:
             self.formed_at = self.world.now
             self.world.note(f"{self.name} has formed")
-            if self.ready_after is not None and isinstance(core, Joiner):
-                assert core.membership is not None
-                ready = self.recording.membership(core.membership).ready
+            if self.ready_after is not None and core.host is None:
+                assert core.joiner.membership is not None
+                ready = self.recording.membership(core.joiner.membership).ready
                 self.world.after(self.ready_after, functools.partial(self._event, lambda: ready(self.now)))
         if core.failure is not None and self.failed_at is None and not self.stopped:
             self.failed_at = self.world.now
@@ -656,12 +642,12 @@ class Process:
     def _open_store(self, epoch: int, address: str) -> None:
         """Open the store of the present session, unless it stands, and tell its port."""
         assert self.core is not None
-        host = self.core.hosting
+        host = self.core.host
         assert host is not None
 
         def opened() -> None:
-            assert not isinstance(self.core, Joiner | None)
-            if host.closed or host is not self.core.hosting:
+            assert self.core is not None
+            if host.closed or host is not self.core.host:
                 return
             if self.store_port is None or host.session != self._store_session:
                 self.store_port = 40_000 + self.world.new_id() % 20_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mingle.protocol.member import Joiner
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
 
@@ -50,8 +49,7 @@ def late_host(ranks: int, *, loss: float, waiting: float, seed: int) -> Figures:
     known: dict[Process, float] = {}
 
     def watch(process: Process) -> None:
-        core = process.core
-        if process not in known and isinstance(core, Joiner) and core.state.link is not None:
+        if process not in known and not process.hosts and process.joiner.state.link is not None:
             known[process] = world.now
 
     world.watchers.append(watch)

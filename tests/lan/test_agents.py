@@ -14,7 +14,6 @@ from mingle.elastic.leases import LEASE_SECONDS
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Nodes
 from mingle.errors import ConflictError, DiscoveryTimeoutError
-from mingle.protocol.election import Elector
 from mingle.protocol.events import Address, AddressesChanged
 from mingle.protocol.explain.ladder import waiting
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, ProvingStore
@@ -523,12 +522,11 @@ def test_a_host_that_is_stopped_before_go_holds_nobody_up_until_the_deadline(ste
     agents = gathering.everybody(4)
 
     def there() -> list[AgentProcess]:
-        parts = [(each, each.agent.part) for each in agents if each.core is not None]
-        joiners = [(each, part.joiner) for each, part in parts if isinstance(part, Elector)]
+        joiners = [(each, each.joiner) for each in agents if each.core is not None]
         return [each for each, joiner in joiners if joiner.part is not None and isinstance(joiner.part.state, step)]
 
     assert gathering.world.run(15.0, until=lambda: len(there()) >= 2)
-    hosts = [(each, each.agent.hosting) for each in agents if each.core is not None]
+    hosts = [(each, each.agent.host) for each in agents if each.core is not None]
     (host,) = [each for each, machine in hosts if machine is not None and machine.has_members]
     host.stop()
     gathering.run_until_together(without(agents, host), 25.0)
@@ -547,7 +545,7 @@ def test_agent_that_acknowledged_and_missed_go_starts_no_small_session(seed: int
         agents.append(gathering.start("m2"))
 
     def hosted() -> list[AgentProcess]:
-        hosts = [(each, each.agent.hosting) for each in agents if each.core is not None]
+        hosts = [(each, each.agent.host) for each in agents if each.core is not None]
         return [each for each, host in hosts if host is not None and host.quorum.had_quorum]
 
     assert gathering.world.run(15.0, until=lambda: bool(hosted()))
@@ -729,7 +727,7 @@ def test_finished_agent_triggers_no_election(seed: int) -> None:
     gathering.world.run(20.0)
     assert three.agent.ended == "its workers are done"
     assert three.outcome is None
-    assert three.agent.part is None
+    assert three.agent.closed
     assert three.agent.losses == 0
 
 
@@ -741,12 +739,12 @@ def test_agent_that_stopped_electing_stays_without_a_session(loss_is_noticed_fir
     if loss_is_noticed_first:
         host.kill()
         gathering.world.run(0.01)
-        assert all(isinstance(agent.agent.part, Elector) for agent in without(agents, host))
+        assert not any(agent.finished or agent.agent.closed for agent in without(agents, host))
     for agent in without(agents, host):
         agent.agent.stop_electing(agent.now)
     host.kill()
     gathering.world.run(20.0)
-    assert all(agent.agent.losses == 1 and agent.agent.part is None for agent in without(agents, host))
+    assert all(agent.agent.losses == 1 and agent.agent.closed for agent in without(agents, host))
 
 
 def test_too_few_nodes_say_who_was_there() -> None:
@@ -805,10 +803,9 @@ def test_a_session_whose_address_has_gone_ends_though_its_members_reach_the_host
     host = gathering.host_of(agents)
     assert host.outcome is not None
     (member,) = without(agents, host)
-    assert isinstance(member.agent.part, AgentMember)
-    assert member.agent.part.session is not None
-    assert member.agent.part.session.race is not None
-    assert member.agent.part.session.race.address != host.outcome.store_address
+    assert member.joiner.session is not None
+    assert member.joiner.session.race is not None
+    assert member.joiner.session.race.address != host.outcome.store_address
     gone = host.machine.nic(host.outcome.store_address)
     assert gone is not None
     network.unplug(gone)
@@ -846,7 +843,7 @@ def test_a_session_that_was_about_to_form_when_it_was_asked_wins_a_small_one_ove
     agents = [gathering.start("m0"), gathering.start("m1", at=5.0), gathering.start("m2", at=5.0)]
     gathering.world.run(9.0)
     assert agents[0].hosted is not None
-    assert Sealing in {type(host.registrar.state) for agent in agents if (host := agent.agent.hosting) is not None}
+    assert Sealing in {type(host.registrar.state) for agent in agents if (host := agent.agent.host) is not None}
     gathering.split([small], others, parted=False)
     gathering.run_until_together(agents, 15.0)
 
@@ -861,7 +858,7 @@ def test_a_session_that_waits_for_a_confirmation_when_it_hears_of_a_small_one_wi
     agents = [gathering.start(each.name) for each in others]
 
     def confirming() -> list[AgentProcess]:
-        hosts = [(each, each.agent.hosting) for each in agents if each.core is not None]
+        hosts = [(each, each.agent.host) for each in agents if each.core is not None]
         return [each for each, host in hosts if host is not None and isinstance(host.registrar.state, Confirming)]
 
     assert gathering.world.run(15.0, until=lambda: bool(confirming()))

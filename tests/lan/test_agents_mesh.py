@@ -9,7 +9,6 @@ import pytest
 
 from mingle.elastic.leases import LEASE_SECONDS
 from mingle.errors import ConnectivityError
-from mingle.protocol.election import Elector
 from mingle.protocol.member import LEFT_OUT_SECONDS
 from mingle.protocol.participant import TryingPaths
 from mingle.protocol.session.network_choice import NetworkChoice
@@ -39,9 +38,8 @@ def in_session(agents: Sequence[AgentProcess]) -> list[AgentProcess]:
 
 def dials(agent: AgentProcess) -> bool:
     """Return whether an agent was asked to confirm, and has not done it yet."""
-    part = agent.agent.part if agent.core is not None else None
-    member = part.joiner if isinstance(part, Elector) else None
-    return member is not None and member.part is not None and isinstance(member.part.state, TryingPaths)
+    part = agent.joiner.part if agent.core is not None else None
+    return part is not None and isinstance(part.state, TryingPaths)
 
 
 def running(

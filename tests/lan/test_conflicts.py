@@ -177,7 +177,7 @@ def test_different_world_sizes() -> None:
 def test_some_ranks_given_and_some_not() -> None:
     gathering = Gathering(1)
     gathering.host()
-    without = gathering.member(None, "m5")
+    without = gathering.elector("m5")
     gathering.world.run(3.0)
     expect(without, ConflictError, "ranks mixed", "has no rank")
 

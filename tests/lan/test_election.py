@@ -13,9 +13,11 @@ import pytest
 from msgspec import structs
 
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.protocol.election import ELECT_AFTER_SECONDS, Candidate, Elector
+from mingle.protocol.election import ELECT_AFTER_SECONDS
 from mingle.protocol.events import Event, Heard
+from mingle.protocol.member import Joiner
 from mingle.protocol.membership import RETURN_SECONDS
+from mingle.protocol.node import Node
 from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.participant import Participant
 from mingle.protocol.session.phases import Acknowledging, Confirming, Open, Sealing, State
@@ -205,21 +207,19 @@ def test_members_that_do_not_hear_the_winner_go_where_their_host_says(seeds: ran
     assert max(map(follow_seconds, seeds)) < 0.2
 
 
-def names_the_winner(_: Candidate, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
+def names_the_winner(_: Joiner, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
     return isinstance(frame, frames.Closed) and frame.offer is not None
 
 
-def ignore_the_winner(
-    genuine: Any, candidate: Candidate, session: KnownSession, frame: frames.Closed, now: float
-) -> None:
-    genuine(candidate, session, structs.replace(frame, offer=None), now)
+def ignore_the_winner(genuine: Any, joiner: Joiner, session: KnownSession, frame: frames.Closed, now: float) -> None:
+    genuine(joiner, session, structs.replace(frame, offer=None), now)
 
 
 def test_a_member_that_ignores_where_to_go_is_found(seeds: range) -> None:
     def scenario() -> None:
         assert max(map(follow_seconds, seeds)) < ELECT_AFTER_SECONDS, "it took too long"
 
-    seam = Act(Candidate, "host_said", ignore_the_winner, when=names_the_winner)
+    seam = Act(Joiner, "host_said", ignore_the_winner, when=names_the_winner)
     expect_found("ignore_where_to_go", seam, run=scenario, finding="it took too long")
 
 
@@ -256,15 +256,15 @@ def test_sealed_session_in_a_folder_delays_no_job_unless_it_answers(seeds: range
         a_job_beside_the_folder_of_an_earlier_run(seed)
 
 
-def take_it_for_a_datagram(genuine: Any, elector: Elector, event: Heard, now: float) -> None:
-    genuine(elector, structs.replace(event, source=structs.replace(event.source, folder=False)), now)
+def take_it_for_a_datagram(genuine: Any, node: Node, event: Heard, now: float) -> None:
+    genuine(node, structs.replace(event, source=structs.replace(event.source, folder=False)), now)
 
 
 def test_offer_in_a_folder_that_counts_as_alive_is_found() -> None:
-    def is_in_folder(_: Elector, event: Event, now: float) -> bool:
+    def is_in_folder(_: Node, event: Event, now: float) -> bool:
         return isinstance(event, Heard) and event.source.folder
 
-    seam = Act(Elector, "handle", take_it_for_a_datagram, when=is_in_folder)
+    seam = Act(Node, "handle", take_it_for_a_datagram, when=is_in_folder)
     run = functools.partial(a_job_beside_the_folder_of_an_earlier_run, 0)
     expect_found("count_an_offer_in_a_folder_as_alive", seam, run=run, finding="after the last start")
 
@@ -289,10 +289,10 @@ def test_two_that_close_for_each_other_look_again(seeds: range) -> None:
         pairs = list(itertools.permutations(two_sessions(gathering)[::2]))
         offers = {process: process.host.offer() for process, _ in pairs}
         for process, other in pairs:
-            assert isinstance(process.core, Elector)
+            assert process.core is not None
             gathering.election.proved.add((process, offers[other].session))
             process.core._end_host("it closes for the other one", offers[other])
-            process.core.joiner.look_again(offers[other], "eth0", gathering.now)
+            process.core.joiner.search.look_again(offers[other], "eth0", gathering.now)
         gathering.run()
         gathering.expect_formed()
         assert gathering.now - 1000.0 < 6.0

@@ -118,9 +118,9 @@ def test_several_ranks_per_machine_share_a_node() -> None:
 
 def test_assigned_ranks_are_contiguous_per_node() -> None:
     gathering = Gathering(3, size=6)
-    gathering.host("m1", rank=None)
+    gathering.elector("m1")
     for number in range(1, 6):
-        gathering.member(None, f"m{number % 2}", at=0.1 * number)
+        gathering.elector(f"m{number % 2}", at=1.0 + 0.1 * number)
     gathering.run()
     gathering.expect_formed()
     assert outcome_of(gathering.processes[0]).place.rank == 0

@@ -118,14 +118,14 @@ def its_acknowledgement_comes_late(seed: int) -> None:
     moves, *waiting = parts.members
     parts.part(moves)
     parts.world.run(12.0)
-    (founding,) = [each for each in waiting if each.agent.hosting is not None and each.agent.hosting.has_members]
+    (founding,) = [each for each in waiting if each.agent.host is not None and each.agent.host.has_members]
     (other,) = [each for each in waiting if each is not founding]
     parts.until_answered(parts.host, moves)
     parts.vanish(moves)
     moved = parts.right("r1")
 
     def is_sealed() -> bool:
-        host = founding.agent.hosting
+        host = founding.agent.host
         return host is not None and isinstance(host.registrar.state, Acknowledging)
 
     if parts.world.run(1.0, until=is_sealed):

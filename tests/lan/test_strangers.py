@@ -10,7 +10,6 @@ import pytest
 from msgspec import structs
 
 from mingle.errors import ConflictError
-from mingle.protocol.election import Elector
 from mingle.protocol.sightings import SILENT_SECONDS
 from mingle.wire.datagrams import Failed, Offer, Seek, State, encode
 from tests.lan.agents import AgentGathering
@@ -63,7 +62,7 @@ def test_callers_of_elected_hosts_that_say_anything(seeds: range) -> None:
         machine = gathering.machine("m9")
         for _ in range(50):
             gathering.world.run(gathering.rng.uniform(0, 0.2))
-            hosts = [each for each in electors if each.alive and isinstance(each.core, Elector) and each.core.host]
+            hosts = [each for each in electors if each.alive and each.hosts]
             for host in hosts:
                 member = gathering.rng.choice(
                     [each.identity.member for each in electors] + [gathering.world.identifier()] * 3

@@ -33,7 +33,7 @@ from mingle.protocol.events import (
 )
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Identity, Machine
-from mingle.protocol.member import Joiner
+from mingle.protocol.node import Node
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import BROWSE_GROUP
@@ -200,7 +200,8 @@ def a_formed_job(wire: Wire, job: str, address: str, *, name: bytes = b"A", secr
     key = None if secret is None else JobKey(secret, job)
     context = Context(key=key, new_id=wire.new_id, rng=random.Random(8), timeout=60.0)
     endpoints = Endpoints(addresses=(Address(address, "eth0", 24),), port=5000)
-    return Rank(Host(identity, name * 16, endpoints, context, wire.now), key, lambda: wire.now)
+    node = Node(identity, endpoints, context, wire.now, new_session=lambda: name * 16)
+    return Rank(node, key, lambda: wire.now)
 
 
 def _identity(job: str, rank: int, world_size: int, *, member: bytes) -> Identity:
@@ -211,10 +212,15 @@ def _identity(job: str, rank: int, world_size: int, *, member: bytes) -> Identit
 class Rank:
     """A rank's machine, without a store: it seems to open and to be proved at once."""
 
-    def __init__(self, rank: Host | Joiner, key: JobKey | None, clock: Callable[[], float]) -> None:
+    def __init__(self, rank: Node, key: JobKey | None, clock: Callable[[], float]) -> None:
         self.rank = rank
         self.key = key
         self._clock = clock
+
+    @property
+    def host(self) -> Host:
+        assert self.rank.host is not None
+        return self.rank.host
 
     def effects(self) -> list[Effect]:
         done: list[Effect] = []
@@ -253,10 +259,8 @@ def _rank(observer: Observer, job: str, rank: int, world_size: int, key: JobKey 
     identity = _identity(job, rank, world_size, member=os.urandom(16))
     now = time.monotonic()
     context = Context(key=key, new_id=observer.driver.new_id, rng=observer.driver.rng, timeout=60.0)
-    if rank == 0:
-        endpoints = observer.driver.control_port.listen(locally=False)
-        return Rank(Host(identity, os.urandom(16), endpoints, context, now), key, time.monotonic)
-    return Rank(Joiner(identity, context, now), key, time.monotonic)
+    endpoints = observer.driver.control_port.listen(locally=False) if rank == 0 else None
+    return Rank(Node(identity, endpoints, context, now), key, time.monotonic)
 
 
 @contextlib.contextmanager
@@ -275,7 +279,7 @@ def gathering(
             observer = stack.enter_context(Observer(network, job, key))
             driven.append((observer, _rank(observer, job, rank, world_size, key)))
         joined = threading.Event()
-        host = next((machine.rank for _, machine in driven if isinstance(machine.rank, Host)), None)
+        host = next((machine.rank.host for _, machine in driven if machine.rank.host is not None), None)
 
         def done() -> bool:
             if host is None or len(host.registrar.seats) == len(ranks) < world_size or host.outcome is not None:

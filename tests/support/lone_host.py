@@ -8,10 +8,10 @@ from collections import Counter
 from typing import Any
 
 from mingle.protocol.effects import Effect, Write
-from mingle.protocol.events import Accepted, Address, BytesReceived, StoreOpened
-from mingle.protocol.host import Host
+from mingle.protocol.events import Accepted, Address, BytesReceived, StoreOpened, TimerDue
 from mingle.protocol.links.handshake import Call, MemberConversation
 from mingle.protocol.machine import Context, Endpoints, Identity
+from mingle.protocol.node import Node
 from mingle.protocol.session.phases import Committed, State
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
@@ -46,9 +46,8 @@ class Alone:
         self.key = key
         self.unsent: Counter[int] = Counter()
         own = tuple(Address(f"10.{each}.0.1", f"eth{each}", 24) for each in range(addresses))
-        self.host = Host(
+        self.node = Node(
             identity,
-            SESSION,
             Endpoints(addresses=own, advertised=advertised, port=4000),
             Context(
                 key=key,
@@ -58,7 +57,11 @@ class Alone:
                 unsent=self.unsent.__getitem__,
             ),
             0.0,
+            new_session=lambda: SESSION,
         )
+        while self.node.host is None:  # without a rank it is elected
+            self.node.handle(TimerDue(), self.node.next_timer() or 0.0)
+        self.host = self.node.host
         self.callers: dict[int, MemberConversation] = {}
         self.said: dict[int, list[Any]] = {}
 
@@ -67,7 +70,7 @@ class Alone:
 
     def done(self) -> list[Effect]:
         """Take the effects; what was written arrives at the callers."""
-        done = self.host.effects()
+        done = self.node.effects()
         for effect in done:
             if isinstance(effect, Write):
                 self.said[effect.conn] += self.callers[effect.conn].receive_data(effect.data)
@@ -76,7 +79,7 @@ class Alone:
     def say(self, conn: int, *said: frames.AnyFrame, now: float = 1.0) -> list[Effect]:
         for frame in said:
             self.callers[conn].send(frame)
-        self.host.handle(BytesReceived(conn, self.callers[conn].data_to_send()), now)
+        self.node.handle(BytesReceived(conn, self.callers[conn].data_to_send()), now)
         return self.done()
 
     def call(
@@ -97,7 +100,7 @@ class Alone:
             who=ProcessInfo(hostname=f"h{conn}", pid=conn, rank=rank),
         )
         self.callers[conn], self.said[conn] = MemberConversation(call, ("10.0.0.1", 4000), key or self.key), []
-        self.host.handle(Accepted(conn, f"10.0.0.{conn + 1}", f"eth{conn}"), now)
+        self.node.handle(Accepted(conn, f"10.0.0.{conn + 1}", f"eth{conn}"), now)
         self.say(conn, now=now)
         if self.callers[conn].welcome is not None:
             self.say(conn, now=now)
@@ -128,7 +131,7 @@ class Alone:
         for step in (
             lambda: self.join(1, 1),
             lambda: self.confirm(1),
-            lambda: self.host.handle(StoreOpened(1, 5000, "token"), 2.0),
+            lambda: self.node.handle(StoreOpened(1, 5000, "token"), 2.0),
             lambda: self.say(1, frames.Ack(session=SESSION, epoch=1), now=3.0),
         ):
             if self.phase() is not phase:

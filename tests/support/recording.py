@@ -11,9 +11,7 @@ from typing import Any, TypeVar
 from mingle.wire import authentication
 
 T = TypeVar("T")
-CALLS = (
-    *("handle", "effects", "ask_status", "ask_roster", "next_round", "ask_round", "stop_electing", "give_up", "close"),
-)
+CALLS = (*("handle", "effects", "ask_status", "next_round", "ask_round", "stop_electing", "give_up", "close"),)
 """What a driver does with a machine that changes it."""
 CALLS_AFTER_GO = ("ready", "leave", "ask_roster")
 """What an application does with the membership of a machine that has formed."""
@@ -55,16 +53,10 @@ class Recording:
         machine = self._run(self._build, self, now)
         return self._watched(machine)
 
-    def acting(self, machine: Any) -> Any:
-        """Return the part of an elector that goes on alone; its steps are recorded from now on."""
-        if self._keeps:
-            self.steps.append(("acting", (), {}, None))
-        return self._watched(machine.acting)
-
     def membership(self, membership: Any) -> Any:
         """Return the membership of a machine that has formed; its steps are recorded from now on."""
         for name in CALLS_AFTER_GO if self._keeps else ():
-            setattr(membership, name, self._recorded(f"membership.{name}", getattr(membership, name)))
+            setattr(membership, name, self._recorded(f"joiner.membership.{name}", getattr(membership, name)))
         return membership
 
     def _watched(self, machine: Any) -> Any:
@@ -115,9 +107,6 @@ class Recording:
         again._played = iter(self._drawn)
         machine = again._run(self._build, again, self._began)
         for number, (name, arguments, options, result) in enumerate(self.steps):
-            if name == "acting":
-                machine = machine.acting
-                continue
             told = again._run(attrgetter(name)(machine), *arguments, **options)
             assert told == result, f"step {number}, {name}{arguments}: {told}, and not {result}"
         return machine

@@ -17,6 +17,7 @@ from mingle.protocol.links.handshake import HostConversation
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.member import Joiner
 from mingle.protocol.membership import Membership
+from mingle.protocol.node import Node
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import ProcessInfo
@@ -34,17 +35,21 @@ def offer(session: bytes = SESSION, *, state: State = "open", port: int = 4000) 
 
 
 class Alone:
-    """A joiner, and a host that says what it is told to say."""
+    """A node that looks for a host, and a host that says what it is told to say."""
 
     def __init__(self, timeout: float = 60.0) -> None:
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=timeout)
-        self.joiner = Joiner(IDENTITY, context, 0.0)
+        self.node = Node(IDENTITY, None, context, 0.0)
         self.hosts: dict[int, HostConversation] = {}
         self.said: list[Any] = []
 
+    @property
+    def joiner(self) -> Joiner:
+        return self.node.joiner
+
     def done(self) -> list[Effect]:
         """Take the effects; what was written arrives at the host."""
-        done = self.joiner.effects()
+        done = self.node.effects()
         for effect in done:
             if isinstance(effect, Write):
                 self.said += self.hosts[effect.conn].receive_data(effect.data)
@@ -76,18 +81,18 @@ class Alone:
     ) -> None:
         """The host at the other end of a dialed connection proves itself and says something."""
         self.hosts[conn] = HostConversation(job="job", attempt="", session=session, addresses=addresses, port=port)
-        self.joiner.handle(Connected(conn, "10.0.0.2", "eth0"), now)
+        self.node.handle(Connected(conn, "10.0.0.2", "eth0"), now)
         self.done()
         self.hear(conn, now, *said)
 
     def hear(self, conn: int, now: float, *said: frames.AnyFrame) -> None:
         for frame in said:
             self.hosts[conn].send(frame)
-        self.joiner.handle(BytesReceived(conn, self.hosts[conn].data_to_send()), now)
+        self.node.handle(BytesReceived(conn, self.hosts[conn].data_to_send()), now)
         self.done()
 
     def join(self, now: float = 1.0) -> int:
-        self.joiner.handle(Heard(offer(), HERE), now)
+        self.node.handle(Heard(offer(), HERE), now)
         (conn,) = self.dialed()
         self.answer(conn, now)
         self.hear(conn, now, frames.Joined(session=SESSION))

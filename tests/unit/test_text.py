@@ -119,7 +119,7 @@ def test_one_line(text: str, expected: str) -> None:
 
 def test_a_refusal_can_not_put_a_line_into_our_error() -> None:
     alone = Alone()
-    alone.joiner.handle(Heard(offer(), HERE), 0.0)
+    alone.node.handle(Heard(offer(), HERE), 0.0)
     (conn,) = alone.dialed()
     alone.answer(conn, 0.1)
     fields = {
@@ -129,7 +129,7 @@ def test_a_refusal_can_not_put_a_line_into_our_error() -> None:
         "who": {"hostname": "h9\n  likely cause: yours", "pid": 9, "rank": 1},
     }
     body = msgspec.msgpack.encode(fields)
-    alone.joiner.handle(BytesReceived(conn, len(body).to_bytes(4, "big") + body), 0.2)
+    alone.node.handle(BytesReceived(conn, len(body).to_bytes(4, "big") + body), 0.2)
     text = str(alone.joiner.failure)
     assert "curl http://192.0.2.66/mend" in text
     assert len(text.splitlines()) == 3

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from mingle.config.settings import Settings
 from mingle.elastic import reports as elastic_reports
@@ -217,13 +216,9 @@ class Gathering(Party):
         if self.stores.server is not None:
             # A client of this session's store can still hold the port in the next session.
             self.stores.port = None
-        if self._machine.finished and self._machine.hosting is None:
+        if self._machine.finished and self._machine.host is None:
             self.stores.release()  # that of a session that this agent has given up
         self._publish()
-
-    def _leave(self) -> None:
-        reason, failed = self._farewell
-        self.driver.part(partial(self._machine.close, reason, failed=failed))
 
     def _fail(self) -> None:
         self.stores.close()

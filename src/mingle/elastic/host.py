@@ -1,9 +1,9 @@
-"""The agent that hosts a session of agents: a host (:mod:`mingle.protocol.host`) that stays after GO. A pure machine.
+"""The agent that hosts a session of agents: a host (:mod:`mingle.protocol.host`) that stays after GO. Pure.
 
 From GO on the host renews its members' leases (:mod:`mingle.elastic.leases`), sends them the list of members, and
 admits others. The host ends its session in three cases: fewer than K leases are valid, the address of its store is
 gone, or it meets a session that takes precedence. Each time it sends CLOSED with ``regather``, so that the members look
-for a host again; ``dissolved`` holds the reason.
+for a host again; ``lost_because`` holds the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mingle.protocol.host import Host
 from mingle.protocol.links.callers import Caller
 from mingle.protocol.links.race import named
 from mingle.protocol.machine import Context, Endpoints, Identity
-from mingle.protocol.session.conflicts import Contest
+from mingle.protocol.sightings import Sightings
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
@@ -55,11 +55,11 @@ class ElasticHost(Host):
         started: float,
         *,
         memory: Memory,
-        deadline: float | None = None,
-        diagnostics: Diagnostics | None = None,
-        contest: Contest | None = None,
+        deadline: float,
+        diagnostics: Diagnostics,
+        sightings: Sightings,
     ) -> None:
-        self.dissolved: str | None = None
+        self.lost_because: str | None = None
         """Why the session has ended, if the job continues."""
         self.moved_to: Offer | None = None
         """The session for which this one has ended."""
@@ -86,7 +86,7 @@ class ElasticHost(Host):
             started,
             deadline=deadline,
             diagnostics=diagnostics,
-            contest=contest,
+            sightings=sightings,
         )
         self._sightings.patience = context.timeout
         self._sightings.told = memory.note_run
@@ -100,6 +100,16 @@ class ElasticHost(Host):
     def running(self) -> bool:
         """Whether the session has formed and is kept."""
         return self.outcome is not None and not self.closed
+
+    @property
+    def generation(self) -> int:
+        """The number of its session."""
+        return self.quorum.generation
+
+    @property
+    def small(self) -> bool:
+        """Whether its session began with few agents, after a last call."""
+        return self.quorum.small
 
     @property
     def hold(self) -> Hold:
@@ -119,9 +129,9 @@ class ElasticHost(Host):
                 times.append(self.rounds.due)
         return min((time for time in times if time is not None), default=None)
 
-    def situation(self) -> Situation:
-        """Return what explains why no session forms."""
-        return structs.replace(super().situation(), agents=self._memory.told(self.identity.who))
+    def explained(self, situation: Situation) -> Situation:
+        """Return the node's situation with what explains why no session forms."""
+        return structs.replace(super().explained(situation), agents=self._memory.told(self.identity.who))
 
     def calling(self) -> Datagram | None:
         """The datagram for unicast peers now; a running host looks for other sessions of its job."""
@@ -163,6 +173,12 @@ class ElasticHost(Host):
             targets = named(offer, source.interface, source.address)
             self.conflicts.heard(offer, targets, now, sender=source.address, in_folder=source.folder)
 
+    def _reported(self, offer: Offer, interface: str, now: float) -> None:
+        if self.running:
+            self._sighted(offer, Source(interface=interface), now)
+        else:
+            super()._reported(offer, interface, now)
+
     def yields_to(self, offer: Offer) -> bool:
         """Return whether another session takes precedence: the one that has had its quorum, then the lower host id."""
         quorum = self.quorum.had_quorum
@@ -192,10 +208,11 @@ class ElasticHost(Host):
             if seat is not None:
                 seat.ahead = frame.clock - self._memory.clock
 
-    def _handle_timer(self, now: float) -> None:
+    def handle_timer(self, now: float) -> None:
+        """Do everything that is due."""
         if self.running:
             self._keep_in_touch(now)
-        super()._handle_timer(now)
+        super().handle_timer(now)
 
     # --- rounds ----------------------------------------------------------------------------------------------------
 
@@ -256,8 +273,6 @@ class ElasticHost(Host):
         if not self.quorum.ending:
             self.rounds.look(self.registrar.seats.members(), now)
         self._tell_members()
-        for offer, interface in self.take_hosts_seen():
-            self._sighted(offer, Source(interface=interface), now)
         self.check(now)
         for offer, running in [] if self.closed else self.conflicts.proved():
             if running.state != "open" and self.yields_to(offer):
@@ -323,13 +338,15 @@ class ElasticHost(Host):
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def give_up_session(self, reason: str) -> None:
-        """End the session on purpose, not the job."""
-        if not self.closed:
+    def close(self, reason: str, *, failed: bool = False, winner: Offer | None = None) -> None:
+        """End the session on purpose: the job with it, unless this agent alone has failed."""
+        if failed and self.running:
             self._dissolve(f"job {self.identity.job!r}: {reason}", None)
+        else:
+            super().close(reason, winner=winner)
 
     def _dissolve(self, reason: str, moved_to: Offer | None) -> None:
         """End this session, not the job: all agents look for a host again."""
-        self.dissolved, self.moved_to = reason, moved_to
+        self.lost_because, self.moved_to = reason, moved_to
         self._effects.append(CloseStore(reason))
         self._end(reason, conflict=False, regather=True, offer=moved_to)

@@ -1,4 +1,4 @@
-"""An agent as a member of a session: a candidate (:mod:`mingle.protocol.election`) that stays after GO. A pure machine.
+"""An agent that looks for a session or is a member of one (:mod:`mingle.protocol.member`), also after GO. Pure.
 
 An agent is bound to its host by its own clock (:class:`mingle.elastic.leases.Binding`): while it is bound, it confirms
 no other session. From GO on it has lost its host when the connection or the binding ends.
@@ -11,15 +11,14 @@ from collections import deque
 from msgspec import structs
 
 from mingle.elastic import reports
-from mingle.elastic.leases import BINDING_SECONDS, is_fresh
+from mingle.elastic.leases import BINDING_SECONDS, Hold, is_fresh
 from mingle.elastic.quorum import LEFT_OUT_REMEMBERED, Memory
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.effects import Notice
-from mingle.protocol.election import Candidate
 from mingle.protocol.events import Source
-from mingle.protocol.explain.observations import Situation
+from mingle.protocol.explain.observations import Diagnostics, Situation
 from mingle.protocol.machine import Context, Identity
-from mingle.protocol.member import HOST_SEEN_SECONDS, LEFT_OUT_SECONDS, Joining
+from mingle.protocol.member import HOST_SEEN_SECONDS, LEFT_OUT_SECONDS, Joiner, Joining
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, Participant, ProvingStore
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
@@ -29,8 +28,8 @@ LATE_SECONDS = 1.0
 """By how much the timer of a running process can be late. One that is later was stopped, or its machine suspended."""
 
 
-class AgentMember(Candidate):
-    """The machine of an agent in one session, from the search for it to its loss.
+class AgentMember(Joiner):
+    """The role of an agent in one session, from the search for it to its loss.
 
     Args:
         memory: what this agent knows across its sessions.
@@ -38,7 +37,16 @@ class AgentMember(Candidate):
 
     host_silence = BINDING_SECONDS
 
-    def __init__(self, identity: Identity, context: Context, now: float, *, memory: Memory) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        context: Context,
+        now: float,
+        *,
+        deadline: float,
+        diagnostics: Diagnostics,
+        memory: Memory,
+    ) -> None:
         self.lost_because: str | None = None
         """The reason why the session was lost, if the job continues."""
         self.ended_because: str | None = None
@@ -60,7 +68,7 @@ class AgentMember(Candidate):
         """Until when this agent founds no session itself, since it is left out of one."""
         self._report_at = float("-inf")
         self._checked_at = now
-        super().__init__(identity, context, now)
+        super().__init__(identity, context, now, deadline=deadline, diagnostics=diagnostics)
         self.search.sightings.patience = context.timeout
         self.search.sightings.told = memory.note_run
 
@@ -68,6 +76,11 @@ class AgentMember(Candidate):
     def running(self) -> bool:
         """Whether the session has formed and its host is not lost."""
         return self.membership is not None and self.membership.connected
+
+    @property
+    def hold(self) -> Hold:
+        """How firmly this agent knows that its session is the only one."""
+        return Hold(self._memory.binding.until, self.proved_at)
 
     @property
     def generation(self) -> int:
@@ -96,23 +109,23 @@ class AgentMember(Candidate):
             return due
         return binding.until if due is None else min(due, binding.until)
 
-    def situation(self) -> Situation:
-        """Return what explains why this agent waits."""
+    def explained(self, situation: Situation) -> Situation:
+        """Return the node's situation with what explains why this agent waits."""
         away = self.session is None
         surplus = away and self.is_surplus and not self.search.sightings.may_run()
         return structs.replace(
-            super().situation(), agents=self._memory.told(self.identity.who, away=away, surplus=surplus)
+            super().explained(situation), agents=self._memory.told(self.identity.who, away=away, surplus=surplus)
         )
 
     # --- what is heard ---------------------------------------------------------------------------------------------
 
-    def _heard(self, message: Datagram, source: Source, now: float) -> None:
+    def heard(self, message: Datagram, source: Source, now: float) -> None:
         """Handle a valid datagram; report other sessions of the job to the host, which may not hear them."""
         current = self.session
         if current is None and self.is_surplus and isinstance(message, Offer) and message.state == "open":
             return  # it has no seat for this agent before it has formed
         if self.outcome is None:
-            super()._heard(message, source, now)
+            super().heard(message, source, now)
         elif isinstance(message, Offer) and current is not None and now >= self._report_at:
             ours = (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
             if ours and message.session != current.name and message.state == "sealed":

@@ -6,12 +6,10 @@ is made and destroyed.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
-import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING
 
 from mingle.collector import resume_collector
 from mingle.config.settings import Settings
@@ -20,16 +18,13 @@ from mingle.engine.party import Party
 from mingle.engine.store import StoreClient
 from mingle.errors import MingleError
 from mingle.protocol.effects import CloseStore
-from mingle.protocol.machine import Context, Formation, scoped
+from mingle.protocol.machine import Context, Endpoints, Formation, scoped
+from mingle.protocol.node import Node
 from mingle.records import logger
 
 if TYPE_CHECKING:
-    from mingle.protocol.election import Elector
     from mingle.protocol.host import Host
-    from mingle.protocol.member import Joiner
     from mingle.protocol.membership import Membership
-
-Machine: TypeAlias = "Host | Joiner | Elector"
 
 FIRST_WATCH_SECONDS = 0.05
 """How soon after GO the loop first looks for the process group."""
@@ -55,7 +50,7 @@ class Discovery(Party):
     name = "mingle-rank"
     scans_on = False
     watches = True
-    _machine: Machine
+    _machine: Node
 
     def __init__(self, settings: Settings, *, enters: bool = False) -> None:
         super().__init__(settings)
@@ -66,14 +61,9 @@ class Discovery(Party):
         self.formation: Formation | None = None
         """The job, once it has formed."""
         self._workers = self.identity.world_size if enters else None
-        self._elector: Elector | None = None
-        """The machine that has this rank assigned, until the job has formed."""
         self._watch_due = self._deaf_due = 0.0
         self._pause_ends: float | None = None
         """When to resume garbage collection in a wait that lasts."""
-        # The loop imports nothing, and each role has its own machine, an import of milliseconds.
-        role = {None: "election", 0: "host"}.get(self.identity.rank, "member")
-        importlib.import_module(f"mingle.protocol.{role}")
 
     # --- the caller ------------------------------------------------------------------------------------------------
 
@@ -105,36 +95,24 @@ class Discovery(Party):
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
-    def _make_machine(self, context: Context) -> Machine:
+    def _make_machine(self, context: Context) -> Node:
         try:
-            return self._machine_of_role(context)
+            endpoints = self._endpoints()
         except MingleError as error:
             self.driver.udp.say_failed(self.identity.failed(error))
             raise
+        return Node(self.identity, endpoints, context, self.clock())
 
-    def _machine_of_role(self, context: Context) -> Machine:
-        driver, fixed_port = self.driver, self.settings.master_port
+    def _endpoints(self) -> Endpoints | None:
+        """Listen, if this rank can host or proves the mesh."""
         if not self._can_host:
-            from mingle.protocol.member import Joiner
-
-            joiner = Joiner(self.identity, context, self.clock())
-            if self._listens_for_mesh:
-                joiner.endpoints = driver.control_port.listen(locally=True)
-            return joiner
-        endpoints = self._listen()
-        identity, asked = self.identity, self.settings.placement
+            return self.driver.control_port.listen(locally=True) if self._listens_for_mesh else None
+        endpoints, fixed_port, asked = self._listen(), self.settings.master_port, self.settings.placement
         can_be_first = asked.node_rank_launched or not asked.node_rank
-        if fixed_port is not None and (identity.rank == 0 or can_be_first):
+        if fixed_port is not None and (self.identity.rank == 0 or can_be_first):
             # Only the addresses that are ready: another one is no reason to refuse the port.
             store.check_port(fixed_port, [scoped(each.address, each.interface) for each in endpoints.addresses])
-        if identity.rank is None:
-            from mingle.protocol.election import Elector
-
-            self._elector = Elector(identity, endpoints, context, self.clock())
-            return self._elector
-        from mingle.protocol.host import Host
-
-        return Host(identity, os.urandom(16), endpoints, context, self.clock())
+        return endpoints
 
     @property
     def _listens_for_mesh(self) -> bool:
@@ -143,7 +121,7 @@ class Discovery(Party):
 
     @property
     def _can_host(self) -> bool:
-        return super()._can_host if self.formation is None else self._machine.hosting is not None
+        return super()._can_host if self.formation is None else self.host is not None
 
     def _turn(self) -> None:
         if self.formation is not None:
@@ -159,14 +137,10 @@ class Discovery(Party):
             self._conclude(machine.outcome)
 
     def _conclude(self, formation: Formation) -> None:
-        if self._elector is not None:
-            self.driver.carry_out()
-            self._drive(self._elector.acting)
-            self._elector = None
         # A host that has lost an address can't be found at another one. Its members notice a broken connection by
         # TCP's timers, so it must not be quicker than they are.
-        self.driver.settle(scanning=self.scans_on and self._machine.hosting is None)
-        if self._machine.hosting is None:
+        self.driver.settle(scanning=self.scans_on and self.host is None)
+        if self.host is None:
             self.stores.release()  # that of a session that this rank has given up
             if self._listens_for_mesh:
                 self.driver.connections.stop_listening()
@@ -178,7 +152,7 @@ class Discovery(Party):
         self._notify()
 
     def _serve(self) -> None:
-        listens = self._machine.hosting is None and self.driver.udp.transport is not None
+        listens = self.host is None and self.driver.udp.transport is not None
         self.driver.turn(min(self._watch_due, self._deaf_due) if listens else self._watch_due)
         now = self.clock()
         if listens and now >= self._deaf_due:
@@ -196,7 +170,7 @@ class Discovery(Party):
             return
         elif server is not None and server.held:
             server.abort()
-        elif self._machine.hosting is None:
+        elif self.host is None:
             store.shut_down_connections(formation.store_address, formation.store_port)
 
     def _ended(self, error: BaseException | None) -> None:
@@ -215,13 +189,13 @@ class Discovery(Party):
 
     @property
     def host(self) -> Host | None:
-        """The machine of the rank that hosts the job that has formed; None on a member."""
-        return self._machine.hosting
+        """The session of the rank that hosts the job that has formed; None on a member."""
+        return self._machine.host
 
     @property
     def membership(self) -> Membership | None:
         """A member's place in the job that has formed; None on the host."""
-        return None if self._machine.hosting is not None else cast("Joiner", self._machine).membership
+        return self._machine.joiner.membership
 
     def say_good_bye(self, reason: str) -> None:
         """Have the machine end its session; the loop goes on."""

@@ -58,6 +58,7 @@ from mingle.protocol.events import Inspected, InterfacesChanged
 from mingle.protocol.explain import deadline, ladder
 from mingle.protocol.explain.observations import Cause, NetworkFacts, Situation
 from mingle.protocol.machine import Context, Endpoints, Identity
+from mingle.protocol.node import Node
 from mingle.records import logger
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import truncate_utf8
@@ -210,7 +211,7 @@ class Party:
 
     driver: Driver
     stores: StoreKeeper
-    _machine: Any
+    _machine: Node
     """Only the loop changes it."""
 
     def __init__(
@@ -383,7 +384,7 @@ class Party:
         except MingleError:
             raise
         except BaseException:  # Ctrl-C, or what a signal handler of the application has raised
-            progress.interrupted(lambda: self._machine.situation(), self.clock())  # noqa: PLW0108 - it may not be there
+            progress.interrupted(self._situation, self.clock())
             raise
         finally:
             self._progress = None
@@ -411,8 +412,11 @@ class Party:
 
     def situation(self) -> Situation | None:
         """Return the job's status as the machine knows it, with what explains it; None if it does not wait."""
-        situation: Situation | None = self.ask(lambda: self._machine.situation())  # noqa: PLW0108 - as above
-        return situation
+        return self.ask(self._situation)
+
+    def _situation(self) -> Situation | None:
+        machine = self._machine
+        return None if machine.finished or machine.closed else machine.situation()
 
     def ask_status(self) -> None:
         """Ask the host for the job's status."""
@@ -527,29 +531,24 @@ class Party:
         stack.callback(self.stores.release)
         stack.callback(self.stores.close)
         # The time to answer begins when the sockets are open: on a starved machine that can take seconds.
-        self._drive(
-            self._make_machine(
-                Context(
-                    key=self._key,
-                    new_id=driver.new_id,
-                    rng=driver.rng,
-                    timeout=settings.discovery_timeout,
-                    folder_seconds=driver.folders.first_look_seconds,
-                    mesh=settings.mesh,
-                    free_files=free_files,
-                    unsent=driver.connections.unsent,
-                    astray=driver.interfaces.astray,
-                )
+        self._machine = self._make_machine(
+            Context(
+                key=self._key,
+                new_id=driver.new_id,
+                rng=driver.rng,
+                timeout=settings.discovery_timeout,
+                folder_seconds=driver.folders.first_look_seconds,
+                mesh=settings.mesh,
+                free_files=free_files,
+                unsent=driver.connections.unsent,
+                astray=driver.interfaces.astray,
             )
         )
+        driver.drive(self._machine, verifies=True)
 
-    def _make_machine(self, context: Context) -> Any:
+    def _make_machine(self, context: Context) -> Node:
         """Return the machine."""
         raise NotImplementedError
-
-    def _drive(self, machine: Any) -> None:
-        self._machine = machine
-        self.driver.drive(machine, verifies=True)
 
     def _listen(self) -> Endpoints:
         """Listen for members, as each process does that can become the host."""
@@ -597,10 +596,7 @@ class Party:
     def _leave(self) -> None:
         """Say good-bye: the loop was stopped, and its sockets are open still."""
         reason, failed = self._farewell
-        if failed and self._machine.hosting is None:
-            self.driver.part(partial(self._machine.close, reason, failed=True))
-        else:  # the end of a host closes its store, and needs no word of a loss
-            self.driver.part(partial(self._machine.close, reason))
+        self.driver.part(partial(self._machine.close, reason, failed=failed))
 
     def _fail(self) -> None:
         """Cut off those who use what this loop holds: it has failed, and its sockets are about to be closed."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from msgspec import Struct
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from mingle.engine.driver import Driver
     from mingle.protocol.host import Host
+    from mingle.protocol.node import Node
 
 _Work: TypeAlias = Callable[[], Callable[[], None]]
 """Work that can block; it returns a call for the loop."""
@@ -515,13 +516,12 @@ class StoreKeeper:
         """The opening of a store that waits for the one in progress."""
 
     @property
-    def _machine(self) -> Any:
-        """The machine: one that hosts a store is asked what a host knows, one that joins what a member knows."""
-        return self._driver.machine
+    def _node(self) -> Node:
+        return cast("Node", self._driver.machine)
 
     def perform(self, effect: Effect) -> None:
         """Begin to carry out an effect that concerns a store."""
-        host: Host | None = self._machine.hosting
+        host = self._node.host
         match effect:
             case OpenStore(epoch, address):
                 if host is not None:
@@ -595,7 +595,7 @@ class StoreKeeper:
 
     def _opened(self, host: Host, epoch: int, server: StoreServer | MingleError) -> None:
         """Keep an opened store if its session still exists: an election can have given it up meanwhile."""
-        if self._closed or host.closed or host is not self._machine.hosting:
+        if self._closed or host.closed or host is not self._node.host:
             if isinstance(server, StoreServer):
                 server.release()
         elif isinstance(server, StoreServer):
@@ -629,7 +629,7 @@ class StoreKeeper:
         return partial(self._proved, wanted, client)
 
     def _proved(self, wanted: ProveStore, client: StoreClient | None) -> None:
-        if self._workers is not None and not self._closed and not self._machine.finished:
+        if self._workers is not None and not self._closed and not self._node.finished:
             self.client = client
         self._driver.tell(StoreProved(wanted.session, wanted.epoch))
 

@@ -1,4 +1,4 @@
-"""The host of a session: the machine around the registrar. Pure.
+"""The host of a session: the role of a node around the registrar. Pure.
 
 The host answers datagrams, carries its callers' frames (:class:`~mingle.protocol.links.callers.Callers`) to the
 registrar, and is the port through which the registrar speaks. The registrar waits while another host of the same job is
@@ -16,29 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from mingle.errors import InterfaceError, MingleError
-from mingle.protocol.effects import (
-    CloseStore,
-    Effect,
-    FormedStore,
-    Multicast,
-    Notice,
-    OpenStore,
-)
-from mingle.protocol.events import (
-    Accepted,
-    AddressesChanged,
-    BytesReceived,
-    Connected,
-    Disconnected,
-    Event,
-    Heard,
-    HeardUnverified,
-    Inspected,
-    Source,
-    StoreFailed,
-    StoreOpened,
-    TimerDue,
-)
+from mingle.protocol.effects import CloseStore, FormedStore, Multicast, Notice, OpenStore
+from mingle.protocol.events import Accepted, Address, Inspected, Source, StoreFailed, StoreOpened
 from mingle.protocol.explain import errors, mesh_report
 from mingle.protocol.explain.observations import Cause, Diagnostics, Situation, note
 from mingle.protocol.links.callers import Caller, Callers
@@ -48,7 +27,7 @@ from mingle.protocol.links.race import named
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
 from mingle.protocol.pacing import HostAnnouncements
 from mingle.protocol.session.admission import Admission
-from mingle.protocol.session.conflicts import ConflictingHosts, Contest
+from mingle.protocol.session.conflicts import ConflictingHosts
 from mingle.protocol.session.description import Description
 from mingle.protocol.session.mesh_proof import Proof
 from mingle.protocol.session.network_choice import GiveWay, MeshBroken, NothingShared
@@ -56,19 +35,15 @@ from mingle.protocol.session.phases import Committed, Sealing
 from mingle.protocol.session.registrar import Registrar
 from mingle.protocol.session.seating import contiguous
 from mingle.protocol.session.seats import EXPLICIT, Seats
+from mingle.protocol.sightings import Sightings
 from mingle.protocol.states import Transitions, transition
 from mingle.text import joined_lines
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, Datagram, Offer, Seek
 
-MAX_HOSTS_SEEN = 64
-"""Reports of other hosts between two events; bounded against a member that sends many."""
-
 
 class Forming(Struct, frozen=True):
     """The job has not formed. Its session has states of its own (:mod:`mingle.protocol.session.phases`)."""
-
-    deadline: float
 
 
 class Serving(Struct, frozen=True):
@@ -95,18 +70,17 @@ TRANSITIONS: Transitions = {
 
 
 class Host:
-    """The machine of the rank that hosts. ``outcome`` or ``failure`` ends the gathering; it serves on until closed.
+    """A node that hosts a session. ``outcome`` or ``failure`` ends the gathering; it serves on until closed.
 
     Args:
         identity: of this process.
         session: the id of the session.
         endpoints: where others can connect to this process.
-        context: what its machines need.
+        context: what its parts need.
         started: the time.
-        deadline: when a job that has not formed is an error; None: the context's timeout from now. A process that has
-            looked for a host before has less than that.
-        diagnostics: what was observed before; None: nothing.
-        contest: the election among hosts, if this one was given no rank.
+        deadline: when a job that has not formed is an error.
+        diagnostics: takes note of what is observed.
+        sightings: the other sessions of the job that this process has heard of.
     """
 
     def __init__(
@@ -117,31 +91,27 @@ class Host:
         context: Context,
         started: float,
         *,
-        deadline: float | None = None,
-        diagnostics: Diagnostics | None = None,
-        contest: Contest | None = None,
+        deadline: float,
+        diagnostics: Diagnostics,
+        sightings: Sightings,
     ) -> None:
         self.identity = identity
         self.session = session
         self.rng = context.rng
-        self.timeout = context.timeout
-        self.secured = context.key is not None
-        """Whether it was given a secret."""
-        self.state: State = Forming(started + context.timeout if deadline is None else deadline)
-        self.diagnostics = diagnostics or Diagnostics(unit=identity.who.unit, member=identity.member)
+        self.state: State = Forming()
+        self.diagnostics = diagnostics
         self.links = context.links
         self._effects = context.links.effects
         self._key = context.key
         self.gave_way: frames.Refused | None = None
         """Why this host closes for nodes that it can't reach, if it does."""
-        self._hosts_seen: list[tuple[Offer, str]] = []
         self._description = Description(identity, session, endpoints, started)
         self._announcements = HostAnnouncements(
             identity,
             session,
             context,
             started,
-            self.state.deadline,
+            deadline,
             offer=self.offer,
             seated=lambda member: member in self.registrar.seats,
             diagnostics=self.diagnostics,
@@ -149,21 +119,17 @@ class Host:
         )
         self._prover = Prover(identity, context, port=lambda: self.endpoints.port)
         self.registrar = Registrar(
-            session, self._description.seat(), self, self._admission(), mesh=context.mesh, deadline=self.state.deadline
+            session, self._description.seat(), self, self._admission(), mesh=context.mesh, deadline=deadline
         )
-        self.conflicts = ConflictingHosts(identity, context, contest)
-        self._sightings = self.conflicts.sightings
+        self.conflicts = ConflictingHosts(identity, sightings, context.links)
+        self._sightings = sightings
         self._callers = Callers(self, context, expected=identity.world_size)
 
     def _admission(self) -> Admission:
         """Return the rules for the members of the session."""
         return Admission(self.identity.world_size)
 
-    # --- what the driver reads -------------------------------------------------------------------------------------
-
-    def effects(self) -> list[Effect]:
-        """Return what the driver has to do now, once."""
-        return self.links.take_effects()
+    # --- what the node reads ---------------------------------------------------------------------------------------
 
     @property
     def outcome(self) -> Formation | None:
@@ -186,11 +152,6 @@ class Host:
         return self.outcome is not None or self.failure is not None
 
     @property
-    def hosting(self) -> Host:
-        """The machine that hosts a session: this one."""
-        return self
-
-    @property
     def has_members(self) -> bool:
         """Whether any process but the host itself has a seat."""
         return len(self.registrar.seats) > 1
@@ -207,32 +168,17 @@ class Host:
         times = [each.next_timer() for each in (self.registrar, self._sightings, self._callers, self._prover)]
         times.append(self._announcements.next_timer(forming=isinstance(self.state, Forming)))
         if isinstance(self.state, Forming):
-            times += [self.state.deadline, self.conflicts.verdict_timer()]
+            times.append(self.conflicts.verdict_timer())
         return min((time for time in times if time is not None), default=None)
 
     def stage(self) -> str:
         """Return the phase and the number of members, for the log."""
         return f"{self.registrar.state.phase}, {len(self.registrar.seats)}/{self.identity.world_size} joined"
 
-    def situation(self) -> Situation:
-        """Return how far the job has come, and what explains why it does not form."""
-        running = self._sightings.running
-        return Situation(
-            diagnostics=self.diagnostics,
-            job=self.identity.job,
-            rank=self.identity.rank,
-            unit=self.identity.who.unit,
-            status=self.registrar.status(),
-            connected=True,
-            running=str(running[0].host) if running else "",
-            proved=self.had_members,
-            secured=self.secured,
-            seconds=self.timeout,
-            deadline=self.state.deadline if isinstance(self.state, Forming) else 0.0,
-        )
-
-    def ask_status(self) -> None:
-        """Do nothing: the host knows the status."""
+    def explained(self, situation: Situation) -> Situation:
+        """Return the node's situation with how far the job has come, and what explains why it does not form."""
+        status = self.registrar.status()
+        return msgspec.structs.replace(situation, status=status, connected=True, proved=self.had_members)
 
     @property
     def endpoints(self) -> Endpoints:
@@ -253,46 +199,8 @@ class Host:
 
     # --- events ----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event, now: float) -> None:
-        """Process what has happened.
-
-        The other events mean nothing to a host: the changes of its interfaces, since other processes find the paths to
-        it, and what became of the store of a session in which this process had a seat before it was elected.
-        """
-        match event:
-            case Heard(message, source):
-                self._heard(message, source, now)
-            case HeardUnverified(message):
-                self.diagnostics.unverified(self.identity, message)
-            case Accepted():
-                self._accepted(event, now)
-            case Connected() | BytesReceived() | Disconnected():
-                self.links.handle(event, now)
-                self._after_connection(now)
-            case Inspected():
-                self._prover.inspected(event)
-                self._advance(now)
-            case StoreOpened(epoch, port, token):
-                self.registrar.store_opened(epoch, port, token, now)
-                self._advance(now)
-            case StoreFailed(epoch, error):
-                self._store_failed(epoch, error)
-            case AddressesChanged(addresses):
-                self._description.newest_addresses = addresses
-                if not self.registrar.state.sealed:  # else a store can already listen on an old one
-                    self._readdress(now)
-            case TimerDue():
-                self._handle_timer(now)
-
-    def _readdress(self, now: float) -> None:
-        """Announce the addresses that the machine has now."""
-        if self._description.take_newest_addresses():
-            self.registrar.readdress(self._description.seat(), now)
-            self._announcements.readdressed(now)
-
-    # --- datagrams -------------------------------------------------------------------------------------------------
-
-    def _heard(self, message: Datagram, source: Source, now: float) -> None:
+    def heard(self, message: Datagram, source: Source, now: float) -> None:
+        """Handle a valid datagram, or an object in a folder."""
         offer = None if self.closed else self._announcements.heard(message, source, now)
         if offer is not None:
             self._sighted(offer, source, now)
@@ -304,9 +212,39 @@ class Host:
             self.conflicts.heard(offer, targets, now, sender=source.address, in_folder=source.folder)
             self._advance(now)
 
+    def inspected(self, event: Inspected, now: float) -> None:
+        """Take note of what this machine blocks, for the proof of the mesh."""
+        self._prover.inspected(event)
+        self._advance(now)
+
+    def store_opened(self, event: StoreOpened, now: float) -> None:
+        """Seal the session: its store is open."""
+        self.registrar.store_opened(event.epoch, event.port, event.token, now)
+        self._advance(now)
+
+    def store_failed(self, event: StoreFailed) -> None:
+        """Fail: the store can't be opened."""
+        state = self.registrar.state
+        if isinstance(state, Sealing) and state.epoch == event.epoch:
+            self._effects.append(Multicast(self.identity.failed(event.error), to_peers=True))
+            self._fail(event.error, conflict=False)  # another attempt would not help
+
+    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
+        """Handle a change of this machine's addresses."""
+        self._description.newest_addresses = addresses
+        if not self.registrar.state.sealed:  # else a store can already listen on an old one
+            self._readdress(now)
+
+    def _readdress(self, now: float) -> None:
+        """Announce the addresses that the machine has now."""
+        if self._description.take_newest_addresses():
+            self.registrar.readdress(self._description.seat(), now)
+            self._announcements.readdressed(now)
+
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def _accepted(self, event: Accepted, now: float) -> None:
+    def accepted(self, event: Accepted, now: float) -> None:
+        """Handle a connection to the control port."""
         if self.closed:
             self.links.refuse(event.conn)
             return
@@ -314,7 +252,7 @@ class Host:
         self._callers.expect(awaited, sealed=self.registrar.state.sealed)
         self._callers.accepted(event.conn, event.address, now, interface=event.interface)
 
-    def _after_connection(self, now: float) -> None:
+    def after_connection(self, now: float) -> None:
         """Take the steps that follow from what has happened on a connection."""
         if self.closed:
             return
@@ -354,10 +292,9 @@ class Host:
         elif isinstance(frame, frames.Ack):
             self.registrar.acknowledged(conn, now)
         elif isinstance(frame, frames.HostSeen):
-            if len(self._hosts_seen) < MAX_HOSTS_SEEN:
-                self._hosts_seen.append((frame.offer, caller.interface))
             if frame.offer.host == caller.hello.member:
                 self.registrar.hosts_itself(conn, now)
+            self._reported(frame.offer, caller.interface, now)
         elif isinstance(frame, frames.Greet):
             if caller.hello.purpose == "mesh":
                 self._callers.answer(conn, "greeting", None, lambda: [greeting(self.identity.member)])
@@ -478,18 +415,11 @@ class Host:
         """Close the store: the other members can't go on without this one."""
         self._effects.append(CloseStore(errors.member_lost(self.identity, who, how), lost=who, how=how))
 
-    def _store_failed(self, epoch: int, error: MingleError) -> None:
-        state = self.registrar.state
-        if isinstance(state, Sealing) and state.epoch == epoch:
-            self._effects.append(Multicast(self.identity.failed(error), to_peers=True))
-            self._fail(error, conflict=False)  # another attempt would not help
+    # --- other hosts -----------------------------------------------------------------------------------------------
 
-    # --- other hosts (when ranks are assigned) ---------------------------------------------------------------------
-
-    def take_hosts_seen(self) -> list[tuple[Offer, str]]:
-        """Return, once, the other hosts that were reported, each with the interface of its connection."""
-        seen, self._hosts_seen = self._hosts_seen, []
-        return seen
+    def _reported(self, offer: Offer, interface: str, now: float) -> None:
+        """Handle another host that a member, or that host itself, has reported."""
+        self.conflicts.reported(offer, interface, now)
 
     def answer_host(self, member: bytes, frame: frames.AnyFrame) -> None:
         """Send a frame to another host, on every connection that it has made itself."""
@@ -500,7 +430,7 @@ class Host:
 
     # --- time ------------------------------------------------------------------------------------------------------
 
-    def _handle_timer(self, now: float) -> None:
+    def handle_timer(self, now: float) -> None:
         """Do everything that is due."""
         if self.closed:
             return
@@ -521,25 +451,21 @@ class Host:
         if error := self._sightings.verdict(now):
             self._fail(error, conflict=True)
 
-    def expired(self, now: float) -> bool:
-        """Return whether the deadline has passed without an end."""
-        return isinstance(self.state, Forming) and now >= self.state.deadline
-
-    def give_up(self, error: MingleError) -> None:
-        """End at the deadline, with this error unless what happened before has its own."""
-        if isinstance(self.state, Forming):
-            self._fail(self._sightings.failure(self.state.deadline) or error, conflict=False)
+    def give_up(self, known: MingleError | None, error: MingleError) -> None:
+        """End at the deadline, with the error of what is known of other sessions, or else this one."""
+        self._fail(known or error, conflict=False)
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if isinstance(self.state, Forming):
             reason, network = joined_lines(error.observation), isinstance(error, InterfaceError)
             self._end(reason, conflict=conflict, network=network, failure=error)
 
-    def close(self, reason: str, winner: Offer | None = None) -> None:
+    def close(self, reason: str, *, failed: bool = False, winner: Offer | None = None) -> None:
         """End the session on purpose: tell all callers and hang up.
 
         Args:
             reason: why.
+            failed: whether this process alone has failed; the job of a rank ends with its host in any case.
             winner: the OFFER of the host for which this session ends, if there is one.
         """
         if not self.closed:

@@ -1,4 +1,4 @@
-"""A process that looks for the host of its job, joins it and waits for GO: a state machine without sockets.
+"""The role of a node that looks for the host of its job, joins it, waits for GO, and is then its member. Pure.
 
 The member searches (:mod:`mingle.protocol.search`) and joins the first host that proves its session. With a seat it
 takes part in the commit of that session (:mod:`mingle.protocol.participant`), and after GO it has its place in the job
@@ -14,24 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from mingle.errors import MingleError
-from mingle.protocol.effects import Effect
-from mingle.protocol.events import (
-    Accepted,
-    Address,
-    AddressesChanged,
-    BytesReceived,
-    Connected,
-    Disconnected,
-    Event,
-    Heard,
-    HeardUnverified,
-    Inspected,
-    InterfacesChanged,
-    Source,
-    StoreProved,
-    StoreUnreachable,
-    TimerDue,
-)
+from mingle.protocol.events import Accepted, Inspected, Source, StoreProved, StoreUnreachable
 from mingle.protocol.explain import errors
 from mingle.protocol.explain.observations import Diagnostics, Situation, note
 from mingle.protocol.links.callers import GREETING_SECONDS, Caller, Callers
@@ -45,7 +28,7 @@ from mingle.protocol.sessions import KnownSession
 from mingle.protocol.states import Transitions, transition
 from mingle.text import endpoint_text
 from mingle.wire import frames
-from mingle.wire.datagrams import MAX_ADDRESSES, Datagram, Offer, Seek
+from mingle.wire.datagrams import MAX_ADDRESSES, Datagram, Seek
 
 SUSPECT_SECONDS = 2.0
 """The time in which the host must answer once there is a sign that it has gone: another one offers itself, say."""
@@ -196,33 +179,41 @@ TRANSITIONS: Transitions = {
 
 
 class Joiner:
-    """The machine of a member. ``outcome`` or ``failure`` ends it."""
+    """A node that looks for a host, or is its member. ``outcome`` or ``failure`` ends its wait.
 
-    hosting = None
-    """The machine that hosts a session: none."""
+    Args:
+        identity: of this process.
+        context: what its parts need.
+        now: the time.
+        deadline: when a job that has not formed is an error.
+        diagnostics: takes note of what is observed.
+    """
+
     host_silence: float | None = None
     """The time after which a host that does not answer is given up before GO; None: never."""
 
-    def __init__(self, identity: Identity, context: Context, now: float) -> None:
+    def __init__(
+        self, identity: Identity, context: Context, now: float, *, deadline: float, diagnostics: Diagnostics
+    ) -> None:
         self.identity = identity
-        self.diagnostics = Diagnostics(unit=identity.who.unit, member=identity.member)
-        self.timeout = context.timeout
+        self.diagnostics = diagnostics
         self.state: State = Searching()
         self.failure: MingleError | None = None
         self.membership: Membership | None = None
         """The place in the job with its host, once it has formed."""
+        self.asked_to_lead = False
+        """Whether its host has sent LEAD: this process must host the job."""
         self.status: frames.Status | None = None
         """The last status of the job from its host."""
         self.roster = RosterAnswer(identity.world_size)
         self._status_of = b""
         """The session of that status."""
         self.endpoints: Endpoints | None = None
-        """Where others can connect to this process, for the mesh; None: it does not listen."""
-        self.links = context.links
-        self._key = context.key
-        self._secured = context.key is not None
-        self._deadline = now + context.timeout
+        """Where others can connect to this process, for the mesh; None: they can't."""
+        self._links = context.links
         self._effects = context.links.effects
+        self._key = context.key
+        self._deadline = deadline
         self._callers = Callers(self, context, most=MAX_CALLERS, patience=GREETING_SECONDS)
         self._called: KnownSession | None = None
         """The session in which the callers prove the mesh."""
@@ -243,7 +234,7 @@ class Joiner:
         """Where this process answers the connections of the mesh; 0: it does not."""
         return 0 if self.endpoints is None else self.endpoints.port
 
-    # --- what the driver reads -------------------------------------------------------------------------------------
+    # --- what the node reads -------------------------------------------------------------------------------------
 
     @property
     def outcome(self) -> Formation | None:
@@ -280,10 +271,6 @@ class Joiner:
         """This member's part in the commit of a session, while it has a seat there."""
         return self.state.part if isinstance(self.state, Participating) else None
 
-    def effects(self) -> list[Effect]:
-        """Return what the driver has to do now, once."""
-        return self.links.take_effects()
-
     def next_timer(self) -> float | None:
         """The time of the next `TimerDue`."""
         if self.failure is not None:
@@ -294,7 +281,7 @@ class Joiner:
         if self.membership is not None:
             times.append(self.membership.next_timer())
         else:
-            times += [self._deadline, self.search.next_timer(), self._suspicion_timer()]
+            times += [self.search.next_timer(), self._suspicion_timer()]
             if isinstance(state, Participating):
                 times.append(state.part.next_timer())
                 if not state.link.status_asked:
@@ -305,71 +292,76 @@ class Joiner:
         """Return the current step, in a word, for the log."""
         return self.state.stage if self.membership is None else Attached.stage
 
-    def situation(self) -> Situation:
-        """Return how far the job has come, and what explains why this member waits."""
-        running = self.search.sightings.running
+    def explained(self, situation: Situation) -> Situation:
+        """Return the node's situation with how far the job has come, and what explains why this member waits."""
         asked_at = self.search.asked_at  # since it has lost its host, if it had one
         lost = self.session is None and asked_at is not None and self._deadline - asked_at >= HOST_GONE_SECONDS
-        return Situation(
-            diagnostics=self.diagnostics,
-            job=self.identity.job,
-            rank=self.identity.rank,
-            unit=self.identity.who.unit,
+        return msgspec.structs.replace(
+            situation,
             status=self.status,
             connected=self.session is not None,
-            running=str(running[0].host) if running else "",
             gone=lost,
             proved=bool(self.diagnostics.proved),
-            secured=self._secured,
-            seconds=self.timeout,
-            deadline=self._deadline,
         )
 
-    def calling(self) -> Datagram | None:
-        """The datagram for unicast peers now."""
-        return self.showing()
-
-    def showing(self) -> Seek | Offer | None:
-        """The sign in a shared folder: a process that has a host needs none."""
+    def showing(self) -> Seek | None:
+        """Return what to ask peers, and to show in a shared folder: nothing if there is a host."""
         return self.search.question if self.session is None and not self.finished else None
 
     # --- events ----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event, now: float) -> None:
-        """Process what has happened. Those events that only a host can expect mean nothing to a member."""
-        match event:
-            case Heard(message, source):
-                self._heard(message, source, now)
-            case HeardUnverified(message):
-                self.diagnostics.unverified(self.identity, message)
-            case Accepted():
-                self._accepted(event, now)
-            case AddressesChanged(addresses):
-                self._readdress(addresses)
-            case Connected() | BytesReceived() | Disconnected():
-                self.links.handle(event, now)
-                self._confirm_if_due(now)
-            case Inspected():
-                self._prover.inspected(event)
-                self._confirm_if_due(now)
-            case StoreProved(session, epoch):
-                self._store_proved(session, epoch)
-            case StoreUnreachable(session, epoch, reason):
-                self._store_unreachable(session, epoch, reason, now)
-            case InterfacesChanged():
-                self._rewired(now)
-            case TimerDue():
-                self._handle_timer(now)
+    def heard(self, message: Datagram, source: Source, now: float) -> None:
+        """Handle a valid datagram, or an object in a folder."""
+        if self.finished:
+            return
+        session = self.search.heard(message, source, now, seated=self._seated)
+        if session is None:
+            return
+        link = self.state.link
+        if link is not None and session is link.session:
+            self._offered_by_host(link, session, now)
+        elif link is not None and session.race is None and session.offer.takes_members:
+            self._another_offers(link, session, now)
+        else:
+            self.search.offered(session, now)
+
+    def _offered_by_host(self, link: HostLink, session: KnownSession, now: float) -> None:
+        if session.race is None:
+            return
+        if session.race.address not in session.offer.addresses:
+            # The host has ended the connection by now; that goes unseen where its address has gone, and TCP would wait.
+            link.suspect(now, SUSPECT_SECONDS, "silent, and it no longer offers the address in use")
+        session.race.add(session.targets)
+
+    def _another_offers(self, link: HostLink, other: KnownSession, now: float) -> None:
+        """Handle the OFFER of another host that takes members: the own one may have gone, or may not hear it."""
+        if not self._may_form:
+            link.suspect(now, SUSPECT_SECONDS, "silent while another host offered itself")
+        if self._seated and self.identity.rank is None and now >= other.report_at:
+            other.report_at = now + HOST_SEEN_SECONDS
+            link.session.send(frames.HostSeen(offer=other.offer))
+
+    def rewired(self, now: float) -> None:
+        """Handle a change of this machine's interfaces.
+
+        Paths to the host are proved now, unless this member has confirmed, and once more when the host asks again: an
+        attempt that is under way goes out by an old interface.
+        """
+        self.search.rewired(now)
+        link = self.state.link
+        if link is not None and link.session.race is not None and not self._may_form:
+            link.session.race.prove_again(now)
+            self.after_connection(now)  # the last other attempt can have been given up just now
 
     # --- the mesh, which others prove ------------------------------------------------------------------------------
 
-    def _accepted(self, event: Accepted, now: float) -> None:
+    def accepted(self, event: Accepted, now: float) -> None:
         """Answer a connection of the mesh, or hang up on it."""
         before, self._called = self._called, self._mesh_session()
         if self._called is not before:
             self._callers.hang_up_all()
         if self._called is None or self.endpoints is None:
-            self.links.refuse(event.conn)
+            self._links.refuse(event.conn)
         else:
             self._callers.accepted(event.conn, event.address, now)
 
@@ -408,52 +400,6 @@ class Joiner:
         forming = part is None or isinstance(part.state, AwaitingConfirm | TryingPaths | AwaitingSeal)
         return link.session if link is not None and forming else None
 
-    def _readdress(self, addresses: tuple[Address, ...]) -> None:
-        if self.endpoints is not None:
-            self.endpoints = msgspec.structs.replace(self.endpoints, addresses=addresses)
-
-    def _heard(self, message: Datagram, source: Source, now: float) -> None:
-        if self.finished:
-            return
-        session = self.search.heard(message, source, now, seated=self._seated)
-        if session is None:
-            return
-        link = self.state.link
-        if link is not None and session is link.session:
-            self._offered_by_host(link, session, now)
-        elif link is not None and session.race is None and session.offer.takes_members:
-            self._another_offers(link, session, now)
-        else:
-            self.search.offered(session, now)
-
-    def _offered_by_host(self, link: HostLink, session: KnownSession, now: float) -> None:
-        if session.race is None:
-            return
-        if session.race.address not in session.offer.addresses:
-            # The host has ended the connection by now; that goes unseen where its address has gone, and TCP would wait.
-            link.suspect(now, SUSPECT_SECONDS, "silent, and it no longer offers the address in use")
-        session.race.add(session.targets)
-
-    def _another_offers(self, link: HostLink, other: KnownSession, now: float) -> None:
-        """Handle the OFFER of another host that takes members: the own one may have gone, or may not hear it."""
-        if not self._may_form:
-            link.suspect(now, SUSPECT_SECONDS, "silent while another host offered itself")
-        if self._seated and self.identity.rank is None and now >= other.report_at:
-            other.report_at = now + HOST_SEEN_SECONDS
-            link.session.send(frames.HostSeen(offer=other.offer))
-
-    def _rewired(self, now: float) -> None:
-        """Handle a change of this machine's interfaces.
-
-        Paths to the host are proved now, unless this member has confirmed, and once more when the host asks again: an
-        attempt that is under way goes out by an old interface.
-        """
-        self.search.rewired(now)
-        link = self.state.link
-        if link is not None and link.session.race is not None and not self._may_form:
-            link.session.race.prove_again(now)
-            self._confirm_if_due(now)  # the last other attempt can have been given up just now
-
     # --- the way to GO ---------------------------------------------------------------------------------------------
 
     def join(self, session: KnownSession, now: float) -> None:
@@ -478,6 +424,10 @@ class Joiner:
                 self.status, self._status_of = frame, session.name
             case frames.Roster():
                 self.roster.said(frame)
+            case frames.Lead():
+                part, may_lead = self.part, self.identity.rank is None and self.identity.kind == "ranks"
+                if part is not None and isinstance(part.state, AwaitingSeal) and frame.epoch == part.epoch:
+                    self.asked_to_lead = may_lead
             case frames.Refused():  # without a secret any process can prove a session and say this
                 self._refused(session, frame, now)
             case frames.Closed() if self.membership is not None:
@@ -505,8 +455,8 @@ class Joiner:
             "JOINED", Participating(state.link, Participant(session, frame.epoch, self._effects, self._prover))
         )
 
-    def _confirm_if_due(self, now: float) -> None:
-        """Confirm, unless the job runs without this member already, or may."""
+    def after_connection(self, now: float) -> None:
+        """Confirm if that is due after what has happened, unless the job runs without this member already, or may."""
         self.search.sightings.weigh(now)
         part = self.part
         if part is None:
@@ -515,19 +465,27 @@ class Joiner:
         if part.can_confirm and self._may_confirm(part.session, now):
             part.confirm()
 
+    def inspected(self, event: Inspected, now: float) -> None:
+        """Take note of what this machine blocks, for the proof of the mesh."""
+        self._prover.inspected(event)
+        self.after_connection(now)
+
     def _may_confirm(self, session: KnownSession, now: float) -> bool:
         return not self.search.sightings.may_run(session)
 
-    def _store_proved(self, session: bytes, epoch: int) -> None:
-        if self.part is not None and (sealed := self.part.proves_store(session, epoch)) is not None:
+    def store_proved(self, event: StoreProved) -> None:
+        """Vote for GO: the store was reached."""
+        if self.part is not None and (sealed := self.part.proves_store(event.session, event.epoch)) is not None:
             self._acknowledge(self.part, sealed)
 
     def _acknowledge(self, part: Participant, sealed: frames.Sealed) -> None:
         part.store_proved(sealed)
 
-    def _store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
-        if self.part is not None and (sealed := self.part.proves_store(session, epoch)) is not None:
-            note(self.diagnostics.store_failures, endpoint_text(sealed.store_address, sealed.store_port), reason)
+    def store_unreachable(self, event: StoreUnreachable, now: float) -> None:
+        """Take note that the store was not reached; it is tried again."""
+        if self.part is not None and (sealed := self.part.proves_store(event.session, event.epoch)) is not None:
+            store = endpoint_text(sealed.store_address, sealed.store_port)
+            note(self.diagnostics.store_failures, store, event.reason)
             self.part.store_unreachable(sealed, now)
 
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
@@ -578,13 +536,16 @@ class Joiner:
     def _closed_by_host(self, session: KnownSession, frame: frames.Closed, now: float) -> None:
         if frame.conflict:
             self.failure = errors.closed_by_host(self.identity, frame)
-        else:
-            # With this member it has not decided GO, which would have come first on this connection, and never will.
-            session.give_up(now)
-            session.confirmed, session.acknowledged = False, None
-            note(self.diagnostics.hosts, session.host_name, f"it ended its session: {frame.reason}")
-            self._change(CLOSED, Searching())
-            self.search.resume(now)
+            return
+        # With this member it has not decided GO, which would have come first on this connection, and never will.
+        path = next(iter(session.paths), None)
+        session.give_up(now)
+        session.confirmed, session.acknowledged = False, None
+        note(self.diagnostics.hosts, session.host_name, f"it ended its session: {frame.reason}")
+        self._change(CLOSED, Searching())
+        self.search.resume(now)
+        if frame.offer is not None and self.identity.rank is None:
+            self.search.look_again(frame.offer, path.interface if path is not None else "", now)
 
     def drop_host(self, reason: str, now: float) -> None:
         """Hang up on the host that this member is connected to: it is silent."""
@@ -642,6 +603,25 @@ class Joiner:
         else:
             self._change("refused on every address, or too late", Searching())
 
+    # --- between looking and hosting -------------------------------------------------------------------------------
+
+    @property
+    def may_host(self) -> bool:
+        """Whether this process can be the host."""
+        return True
+
+    def pause(self) -> None:
+        """Stop looking: this process is about to host a session of its own."""
+        self.asked_to_lead = False
+        self.search.sightings.serve(self.search)
+        if not isinstance(self.state, Searching):
+            self._change(LEAVE, Searching())
+        self.search.pause()
+
+    def stand_back(self, refusal: frames.Refused, now: float) -> None:
+        """Look for a host again, since this process, as the host, can't reach others."""
+        self.search.resume(now)
+
     # --- time ------------------------------------------------------------------------------------------------------
 
     def _suspicion_timer(self) -> float | None:
@@ -663,7 +643,8 @@ class Joiner:
         elif silence is not None:
             link.suspect(now, silence / 2, f"it was silent for {silence:.0f} s")
 
-    def _handle_timer(self, now: float) -> None:
+    def handle_timer(self, now: float) -> None:
+        """Do everything that is due."""
         if self.failure is not None:
             return
         self.search.sightings.handle_timer(now)
@@ -679,12 +660,12 @@ class Joiner:
     def _gather(self, now: float) -> None:
         """Do everything that is due until the job has formed."""
         self.failure = self.search.sightings.verdict(now)
-        self._confirm_if_due(now)
+        self.after_connection(now)
         self._watch_host(now)
         self.search.handle_timer(now)
         if isinstance(self.state, Participating):
             self.state.part.handle_timer(now)
-            self._confirm_if_due(now)
+            self.after_connection(now)
             if not self.state.link.status_asked and now >= self._deadline - STATUS_BEFORE_DEADLINE_SECONDS:
                 self.state.link.status_asked = True
                 self.ask_status()
@@ -692,21 +673,13 @@ class Joiner:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def ask_status(self) -> None:
-        """Ask the host for the job's status, for the progress line of this node."""
+        """Ask the host for the job's status."""
         if self._seated and self.session is not None:
             self.session.send(frames.Ask(what="status"))
 
-    def ask_roster(self) -> None:
-        """Ask the host for the members of the job; it answers from the seal on, and ``roster`` gathers the answer."""
-        self.roster.ask(self.session)
-
-    def expired(self, now: float) -> bool:
-        """Return whether the deadline has passed without an end."""
-        return not self.finished and now >= self._deadline
-
-    def give_up(self, error: MingleError) -> None:
-        """End at the deadline, with this error unless what happened before has its own."""
-        self.failure = self.search.sightings.failure(self._deadline) or self.search.conflict or self.failure or error
+    def give_up(self, known: MingleError | None, error: MingleError) -> None:
+        """End at the deadline, with the error of what is known of other sessions, or else this one."""
+        self.failure = known or self.search.conflict or self.failure or error
 
     def close(self, reason: str, *, failed: bool = False) -> None:
         """Send the good-byes and close every connection.

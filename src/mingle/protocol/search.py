@@ -121,6 +121,12 @@ class Search(SessionPolicy[KnownSession]):
         session.give_up(now)
         self.race(session, now)
 
+    def look_again(self, winner: Offer, interface: str, now: float) -> None:
+        """Look for a host, at first where the OFFER of the one that has won says."""
+        self.resume(now)
+        if winner.host != self._identity.member:
+            self.make_for(winner, interface, now)
+
     def make_for(self, offer: Offer, interface: str, now: float) -> None:
         """Join this session, without waiting for a datagram of its host."""
         session = self.sightings.remember(offer, named(offer, interface))

@@ -11,7 +11,6 @@ from mingle.engine.discovery import Discovery
 from mingle.errors import MingleError
 from mingle.protocol.effects import CloseStore, Effect, ProveStore
 from mingle.protocol.machine import Formation, lone_formation, roster_digest
-from mingle.protocol.member import Joiner
 from mingle.run import addresses
 from mingle.run.port import PortKeeper, hold, reserve
 
@@ -61,7 +60,7 @@ class NodeSession(Discovery):
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, ProveStore):
             # The session is sealed. The answer comes before GO, so no machine needs node 0 for it after GO.
-            self._joiner.ask_roster()
+            self._ask_roster()
         super()._perform(effect)
 
     def run(self) -> Formation:
@@ -137,7 +136,7 @@ class NodeSession(Discovery):
             return addresses.places_of(self._formation, self.ask(host.registrar.roster))
         self.ask(self._note)
         if self._roster is None:  # the connection broke before it came
-            self.call(self._joiner.ask_roster)
+            self.call(self._ask_roster)
         until = time.monotonic() + ROSTER_SECONDS
         while self._roster is None:
             if self.trouble is not None:
@@ -156,12 +155,9 @@ class NodeSession(Discovery):
         assert self.formation is not None
         return self.formation
 
-    @property
-    def _joiner(self) -> Joiner:
-        """The machine that looks for node 0, before and after the job has formed."""
-        machine = self._machine if self._elector is None else self._elector.joiner
-        assert isinstance(machine, Joiner)
-        return machine
+    def _ask_roster(self) -> None:
+        joiner = self._machine.joiner
+        joiner.roster.ask(joiner.session)
 
     def pass_on(self) -> None:
         """End the session because of the trouble; the host tells the other machines."""

@@ -37,6 +37,7 @@ from mingle.distributed.session import LoneSession, Session
 from mingle.distributed.url_scheme import rendezvous_handler
 from mingle.engine import discovery, driver, party, progress, store, udp_endpoint
 from mingle.engine.discovery import Discovery
+from mingle.engine.driver import Driver
 from mingle.engine.party import process_identity
 from mingle.errors import (
     ConfigurationError,
@@ -710,7 +711,7 @@ def test_process_that_can_host_raises_its_file_limit(
         raise Stop
 
     monkeypatch.setattr(party, "make_room", lambda members, *_, **__: asked.append(members))
-    monkeypatch.setattr(Discovery, "_drive", stop)
+    monkeypatch.setattr(Driver, "drive", stop)
     with pytest.raises(MingleError, match="unforeseen Stop"):
         mingle.discover("room", rank=rank, world_size=2)
     assert asked == ([2] if hosts else [])

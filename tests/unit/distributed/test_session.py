@@ -122,7 +122,7 @@ def test_a_host_that_does_not_answer(
 
 def test_a_host_that_is_lost_without_a_word(sessions: list[RunningSession], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "RETURN_SECONDS", 0.1)
-    monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
+    monkeypatch.setattr(Host, "close", lambda *_, **__: None)  # no good-bye: its sockets just end
     sessions[0].close(failing=True)
     fails_soon(sessions[1], r"rank 0 is lost \(")
 

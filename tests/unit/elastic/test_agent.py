@@ -9,7 +9,6 @@ from mingle.elastic.agent import ElasticCandidacy
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.member import AgentMember
 from mingle.protocol.effects import Hangup
-from mingle.protocol.election import Elector
 from mingle.protocol.events import (
     Accepted,
     Address,
@@ -73,9 +72,9 @@ def test_from_seeking_to_a_session_and_on_to_the_next(monkeypatch: pytest.Monkey
     gathering = AgentGathering(5, (1, 2))
     one, other = agents = [gathering.start("m0"), gathering.start("m1")]
     gathering.world.run(0.1)
-    assert all(isinstance(each.agent.part, Elector) for each in agents)
+    assert not any(each.finished or each.agent.closed for each in agents)
     gathering.run_until_together(agents, 12.0)
-    assert {type(each.agent.part) for each in agents} == {ElasticHost, AgentMember}
+    assert {type(each.agent.role) for each in agents} == {ElasticHost, AgentMember}
     host = gathering.host_of(agents)
     rest = other if host is one else one
     port, identity = rest.agent.endpoints.port, rest.identity.member
@@ -85,7 +84,7 @@ def test_from_seeking_to_a_session_and_on_to_the_next(monkeypatch: pytest.Monkey
     gathering.world.run(0.01)
     assert rest.outcome is None
     assert rest.agent.hold.until == float("-inf")
-    assert isinstance(rest.agent.part, Elector)
+    assert not rest.agent.closed
     back = gathering.start(host.machine.name)
     gathering.run_until_together([rest, back], 5.0)
     (second,) = {each.agent.memory.generation for each in (rest, back)}
@@ -115,7 +114,7 @@ def test_member_reports_no_session_of_its_own() -> None:
     gathering.world.run(1.0)
     host = gathering.host_of(agents)
     rest = next(each for each in agents if each is not host)
-    assert isinstance(rest.agent.part, AgentMember)
+    assert isinstance(rest.agent.role, AgentMember)
     rest.agent.effects()
     heard = offer("T", state="sealed")
     for other, reported in ((replace(heard, host=rest.identity.member), False), (heard, True)):
@@ -132,8 +131,8 @@ def test_what_is_claimed_has_a_budget_of_its_own_in_each_gathering() -> None:
     agent.give_up(timeout(agent.situation(), process.facts()))  # while the claim is still being probed
     agent.gather(now + 20.0)
     agent.handle(Heard(offer("A"), here), now + 20.1)
-    assert isinstance(agent.part, Elector)
-    assert agent.part.joiner.expects_host(now + 20.2)
+    assert not agent.closed
+    assert agent.expects_host(now + 20.2)
 
 
 def test_failed_agent_rests_until_it_is_asked_again() -> None:
@@ -144,13 +143,8 @@ def test_failed_agent_rests_until_it_is_asked_again() -> None:
     now = gathering.world.now
     agent.give_up(timeout(agent.situation(), process.facts()))
     assert agent.failure is not None
-    assert agent.part is None
-    assert (agent.stage(), agent.situation(), agent.calling(), agent.next_timer()) == (
-        "at rest",
-        None,
-        None,
-        None,
-    )
+    assert agent.closed
+    assert (agent.stage(), agent.calling(), agent.next_timer()) == ("closed", None, None)
     agent.effects()
     agent.handle(Accepted(77, "10.0.0.9"), now)
     assert agent.effects() == [Hangup(77)]
@@ -158,8 +152,9 @@ def test_failed_agent_rests_until_it_is_asked_again() -> None:
     agent.handle(AddressesChanged(moved), now)
     agent.gather(now)
     assert agent.failure is None
-    assert isinstance(agent.part, Elector)
-    assert agent.part.endpoints.addresses == moved
+    assert not agent.closed
+    assert agent.endpoints is not None
+    assert agent.endpoints.addresses == moved
     assert not agent.expired(now + 4.9)
     assert agent.expired(now + 5.0)
 
@@ -172,7 +167,7 @@ def test_closed_agent_looks_for_no_session() -> None:
     agent.close("done")
     agent.close("done")
     agent.gather(gathering.world.now)
-    assert agent.part is None
+    assert agent.closed
     assert agent.closed
 
 
@@ -189,5 +184,5 @@ def test_store_answers_of_an_earlier_session_are_ignored() -> None:
     now = gathering.world.now
     rest.agent.handle(StoreProved(old_session, 1), now)
     rest.agent.handle(StoreUnreachable(old_session, 1, "no answer"), now)
-    assert isinstance(rest.agent.part, Elector)
+    assert not rest.agent.closed
     assert rest.outcome is None

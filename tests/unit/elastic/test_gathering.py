@@ -101,7 +101,6 @@ def kill(agent: Gathering) -> None:
                 connection.socket.shutdown(socket.SHUT_WR)
         agent.driver.connections.close()
         agent._machine.closed = True
-        agent._machine.part = agent._machine.outcome = None
         agent._stopping = True
 
     agent.call(die)
@@ -337,7 +336,7 @@ def test_agent_with_finished_workers_gathers_no_more(job: Job) -> None:
     kill(host)
     assert other.session_lost.wait(30)
     # Its word and the loss may come in one round of the loop, in either order.
-    until(lambda: other._machine.part is None)
+    until(lambda: other._machine.closed)
 
 
 def test_too_few_nodes_are_an_error_that_counts_and_names_them(job: Job) -> None:

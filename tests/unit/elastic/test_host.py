@@ -72,10 +72,10 @@ def test_host_with_too_few_members_stops_at_once_and_says_why(gathering: AgentGa
     process, host, _ = started(gathering)
     gathering.network.cut(process.machine)
     gathering.world.run(LEASE_SECONDS + 0.01)
-    assert host.dissolved is not None
-    assert "1 node can be reached, and it takes 2 to keep the session" in host.dissolved
-    assert process.closed_stores == [host.dissolved]
-    assert process.agent.lost == host.dissolved
+    assert host.lost_because is not None
+    assert "1 node can be reached, and it takes 2 to keep the session" in host.lost_because
+    assert process.closed_stores == [host.lost_because]
+    assert process.agent.lost == host.lost_because
 
 
 def test_host_of_a_running_session_asks_for_others_periodically(
@@ -144,7 +144,7 @@ def test_after_the_end_of_a_job_no_agent_looks_for_another_session(gathering: Ag
     gathering.world.run(20.0)
     for each in others[1:]:
         assert each.agent.lost is not None
-        assert each.agent.part is None, "its workers go on to their end"
+        assert each.agent.closed, "its workers go on to their end"
 
 
 @pytest.mark.parametrize("who", ["host", "member"])
@@ -271,7 +271,7 @@ def test_a_surplus_agent_hosts_no_session_and_is_surplus_no_more_once_it_is_in_o
     first = min(agents, key=lambda each: each.identity.member)
     gathering.world.run(5.0, until=lambda: all(each.core is not None for each in agents))
     if hosts_already:
-        assert gathering.world.run(5.0, until=lambda: first.agent.hosting is not None)
+        assert gathering.world.run(5.0, until=lambda: first.agent.host is not None)
     first.agent.memory.surplus = True
     agents += [gathering.start(f"m{number}") for number in range(2, 4)]
     gathering.run_until_together(agents, 15.0)

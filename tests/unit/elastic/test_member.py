@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 
 import msgspec
 import pytest
 
+from mingle.elastic.agent import Agent
 from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
-from mingle.protocol.election import Elector
-from mingle.protocol.events import Disconnected, Heard, Source, StoreProved, TimerDue
-from mingle.protocol.machine import Context
-from mingle.protocol.member import Joiner, Joining
+from mingle.protocol.events import Address, Disconnected, Heard, Source, StoreProved, TimerDue
+from mingle.protocol.machine import Context, Endpoints
+from mingle.protocol.member import Joining
 from mingle.protocol.participant import AwaitingGo
 from mingle.protocol.sessions import KnownSession
 from mingle.wire.datagrams import Offer
@@ -70,16 +71,9 @@ def joined(gathering: AgentGathering, host: AgentProcess) -> AgentProcess:
     return process
 
 
-def part(process: AgentProcess) -> Joiner:
-    assert isinstance(process.agent.part, Joiner)
-    return process.agent.part
-
-
 def application(process: AgentProcess) -> Join:
     """What an agent that looks for a session would say to its host."""
-    assert isinstance(process.agent.part, Elector)
-    joiner = process.agent.part.joiner
-    return joiner._application(KnownSession(OTHER, []), process.now)
+    return process.joiner._application(KnownSession(OTHER, []), process.now)
 
 
 def test_member_is_bound_to_a_host_that_it_hears(gathering: AgentGathering, joined: AgentProcess) -> None:
@@ -162,16 +156,16 @@ def test_a_session_with_a_lower_number_makes_it_forget_no_higher_one(
 def test_member_tells_its_host_of_other_sessions(
     joined: AgentProcess, gathering: AgentGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    joiner = part(joined)
+    joiner = joined.joiner
     sent: list[object] = []
     monkeypatch.setattr(KnownSession, "send", lambda _, frame: sent.append(frame))
     current = joiner.session
     assert current is not None
     now = gathering.world.now + 5.0
     for message in (msgspec.structs.replace(OTHER, state="open"), OTHER, OTHER, current.offer):
-        joiner.handle(Heard(message, Source(interface="eth0")), now)
+        joined.agent.handle(Heard(message, Source(interface="eth0")), now)
     assert sent == [HostSeen(offer=OTHER)]
-    joiner.handle(Heard(OTHER, Source(interface="eth0")), now + 1.0)
+    joined.agent.handle(Heard(OTHER, Source(interface="eth0")), now + 1.0)
     assert len(sent) == 2
 
 
@@ -179,8 +173,7 @@ def test_an_acknowledgement_that_the_host_calls_off_leaves_no_past(gathering: Ag
     agents = gathering.everybody(2)
 
     def acknowledged() -> list[AgentProcess]:
-        electing = [(each, each.agent.part) for each in agents if each.core is not None]
-        parts = [(each, part.joiner.part) for each, part in electing if isinstance(part, Elector)]
+        parts = [(each, each.joiner.part) for each in agents if each.core is not None]
         return [each for each, part in parts if part is not None and isinstance(part.state, AwaitingGo)]
 
     assert gathering.world.run(15.0, until=lambda: bool(acknowledged()))
@@ -188,8 +181,7 @@ def test_an_acknowledgement_that_the_host_calls_off_leaves_no_past(gathering: Ag
     memory = member.agent.memory
     assert memory.generation >= STARTED_AT
     assert memory.had_quorum, "its host may have decided GO"
-    assert isinstance(member.agent.part, Elector)
-    joiner = member.agent.part.joiner
+    joiner = member.joiner
     taken = joiner.part
     assert taken is not None
     void = Void(session=taken.session.name, epoch=taken.epoch, reason="too late")
@@ -205,8 +197,12 @@ def alone_with(memory: Memory) -> Alone:
     """An agent, and hosts that say what they are told to say."""
     identity = msgspec.structs.replace(IDENTITY, rank=None, kind="agents", minimum=1)
     context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
+    endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4002)
+    agent = Agent(identity, endpoints, context, 0.0, policy=memory.policy, wall_clock=time.time)
+    agent.memory = memory
+    agent._begin(0.0)
     alone = Alone()
-    alone.joiner = AgentMember(identity, context, 0.0, memory=memory)
+    alone.node = agent
     return alone
 
 
@@ -215,7 +211,7 @@ def acknowledged(alone: Alone, now: float = 2.0) -> int:
     conn = alone.join(now)
     alone.hear(conn, now, Confirm(session=SESSION, epoch=1))
     alone.hear(conn, now, Members(generation=7, quorum=True), sealed(1))
-    alone.joiner.handle(StoreProved(SESSION, 1), now)
+    alone.node.handle(StoreProved(SESSION, 1), now)
     alone.done()
     return conn
 
@@ -234,11 +230,11 @@ def test_the_end_of_a_connection_before_joined_sets_no_agent_free() -> None:
     memory = new_memory()
     memory.binding.renew(SESSION, 2.0)
     alone = alone_with(memory)
-    alone.joiner.handle(Heard(offer(), HERE), 2.0)
+    alone.node.handle(Heard(offer(), HERE), 2.0)
     (conn,) = alone.dialed()
     alone.answer(conn, 2.0)
     assert alone.step() is Joining
-    alone.joiner.handle(Disconnected(conn, CLOSED_BY_PEER), 4.0)
+    alone.node.handle(Disconnected(conn, CLOSED_BY_PEER), 4.0)
     assert memory.binding.holds(4.0)
 
 
@@ -247,16 +243,16 @@ def test_the_end_of_its_binding_is_no_reason_to_wake_up_again_and_again() -> Non
     memory.binding.renew(b"U" * 16, 0.0)
     alone = alone_with(memory)
     conn = alone.join(1.0)
-    alone.joiner.handle(Heard(msgspec.structs.replace(OTHER, joined=2), HERE), 2.0)
+    alone.node.handle(Heard(msgspec.structs.replace(OTHER, joined=2), HERE), 2.0)
     (probe,) = alone.dialed()
     alone.answer(probe, 2.0, running(), session=OTHER.session, addresses=OTHER.addresses)
     alone.hear(conn, 3.0, Confirm(session=SESSION, epoch=1))
     for _ in range(8):
-        due = alone.joiner.next_timer()
+        due = alone.node.next_timer()
         assert due is not None
         if due > BINDING_SECONDS:
             break
-        alone.joiner.handle(TimerDue(), due)
+        alone.node.handle(TimerDue(), due)
     assert alone.blocked(), "it confirms nothing yet, since the job runs elsewhere"
     assert due > BINDING_SECONDS
 
@@ -276,10 +272,10 @@ def test_the_void_of_another_session_does_not_undo_its_past() -> None:
     memory = new_memory()
     alone = alone_with(memory)
     conn = acknowledged(alone)
-    alone.joiner.handle(Disconnected(conn, RESET), 3.0)
+    alone.node.handle(Disconnected(conn, RESET), 3.0)
     (back,) = alone.dialed()
-    alone.joiner.handle(Disconnected(back, "ECONNREFUSED"), 3.0)
-    alone.joiner.handle(Heard(msgspec.structs.replace(OTHER, state="open"), HERE), 3.5)
+    alone.node.handle(Disconnected(back, "ECONNREFUSED"), 3.0)
+    alone.node.handle(Heard(msgspec.structs.replace(OTHER, state="open"), HERE), 3.5)
     (other,) = alone.dialed()
     session = OTHER.session
     alone.answer(other, 3.5, session=session, addresses=OTHER.addresses)
@@ -295,10 +291,10 @@ def test_the_token_of_a_seat_is_told_to_no_other_session() -> None:
     memory = new_memory()
     memory.seat = SESSION, b"t" * 16
     alone = alone_with(memory)
-    alone.joiner.handle(Heard(msgspec.structs.replace(OTHER, state="open"), HERE), 1.0)
+    alone.node.handle(Heard(msgspec.structs.replace(OTHER, state="open"), HERE), 1.0)
     (other,) = alone.dialed()
     alone.answer(other, 1.0, session=OTHER.session, addresses=OTHER.addresses)
-    alone.joiner.handle(Disconnected(other, RESET), 1.1)
+    alone.node.handle(Disconnected(other, RESET), 1.1)
     alone.join(2.0)
     assert [frame.token for frame in alone.said if isinstance(frame, Join)] == [b"", b"t" * 16]
 
@@ -350,10 +346,10 @@ def test_a_surplus_agent_asks_no_session_for_a_seat_that_has_not_formed() -> Non
     memory = new_memory()
     memory.surplus = True
     alone = alone_with(memory)
-    alone.joiner.handle(Heard(offer(), HERE), 1.0)
+    alone.node.handle(Heard(offer(), HERE), 1.0)
     assert alone.dialed() == []
     sealed = msgspec.structs.replace(offer(state="sealed"), kind="agents", joined=1)
-    alone.joiner.handle(Heard(sealed, HERE), 1.0)
+    alone.node.handle(Heard(sealed, HERE), 1.0)
     assert len(alone.dialed()) == 1
 
 

@@ -30,11 +30,10 @@ from mingle.network import interface_monitor, interfaces
 from mingle.network.local_relay import LocalRelay
 from mingle.network.transport import Change
 from mingle.protocol.effects import CloseStore
-from mingle.protocol.election import Elector
 from mingle.protocol.events import Heard, Source
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Formation
-from mingle.protocol.member import Joiner
+from mingle.protocol.node import Node
 from mingle.protocol.session import registrar
 from mingle.protocol.session.phases import Sealing
 from mingle.wire import datagrams
@@ -114,10 +113,9 @@ def test_the_store_is_on_the_fixed_port() -> None:
 
 def test_a_member_that_has_formed_takes_no_calls_any_more() -> None:
     with formed(2, mesh="on") as ranks:
-        machine = ranks[1].discovery.driver.machine
-        assert isinstance(machine, Joiner)
-        assert machine.port != 0
-        assert not answers(machine.port)
+        endpoints = ranks[1].discovery._machine.endpoints
+        assert endpoints is not None
+        assert not answers(endpoints.port)
 
 
 def test_a_member_that_has_formed_hears_no_datagrams_any_more() -> None:
@@ -200,8 +198,7 @@ def test_an_unforeseen_exception_while_waiting_is_an_error_with_its_cause(
 ) -> None:
     waiting = alone(rank)
     if farewell == "fails":
-        for machine in (Joiner, Host, Elector):
-            monkeypatch.setattr(machine, "close", lambda *_: riddle())
+        monkeypatch.setattr(Node, "close", lambda *_, **__: riddle())
     waiting.call(riddle)
     with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
         waiting.run()

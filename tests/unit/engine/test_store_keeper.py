@@ -18,7 +18,7 @@ from mingle.protocol.events import Event, StoreFailed, StoreOpened
 class Machine:
     """A machine that notes what its keeper tells it."""
 
-    hosting: Any = None
+    host: Any = None
     finished = False
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ def test_the_store_of_a_session_that_is_gone_is_released_and_not_told(
         if gone == "closed":
             host.closed = True
         else:
-            machine.hosting = SimpleNamespace(session=b"two", closed=False)
+            machine.host = SimpleNamespace(session=b"two", closed=False)
         opened.append(StoreServer(address, 5000, session, "token", object()))  # type: ignore[arg-type]
         return opened[-1]
 
-    machine.hosting = host
+    machine.host = host
     monkeypatch.setattr(store, "open_server", open_server)
     keeper.perform(OpenStore(1, "127.0.0.1"))
     assert not opened[0].held
@@ -65,7 +65,7 @@ def test_the_store_of_a_session_that_is_gone_is_released_and_not_told(
 def test_a_session_learns_of_its_store_and_of_a_failure(
     keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine.hosting = SimpleNamespace(session=b"one", closed=False)
+    machine.host = SimpleNamespace(session=b"one", closed=False)
     monkeypatch.setattr(store, "open_server", lambda address, _, session: StoreServer(address, 5000, session, "token"))
     keeper.perform(OpenStore(1, "127.0.0.1"))
     assert machine.told == [StoreOpened(1, 5000, "token")]
@@ -90,7 +90,7 @@ def test_a_store_that_stands_serves_its_session_again(
 
     monkeypatch.setattr(store, "open_server", open_server)
     for epoch, session in enumerate((b"one", b"one", b"two")):
-        machine.hosting = SimpleNamespace(session=session, closed=False)
+        machine.host = SimpleNamespace(session=session, closed=False)
         keeper.perform(OpenStore(epoch, "127.0.0.1"))
     assert opened == [b"one", b"two"]
     assert machine.told == [StoreOpened(epoch, 5000, "token") for epoch in range(3)]
@@ -114,7 +114,7 @@ def test_stores_are_opened_one_at_a_time_and_the_last_that_waits_counts(
         opened.append(address)
         return StoreServer(address, 5000, session, "token")
 
-    machine.hosting = SimpleNamespace(session=b"one", closed=False)
+    machine.host = SimpleNamespace(session=b"one", closed=False)
     monkeypatch.setattr(store, "open_server", open_server)
     monkeypatch.setattr(keeper, "_run", lambda _, work: started.append(work))
     for number in range(1, 4):
@@ -133,7 +133,7 @@ def test_a_store_that_stands_already_is_not_waited_for(
     keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Callable[[], Callable[[], None]]] = []
-    machine.hosting = SimpleNamespace(session=b"one", closed=False)
+    machine.host = SimpleNamespace(session=b"one", closed=False)
     monkeypatch.setattr(store, "open_server", lambda address, _, session: StoreServer(address, 5000, session, "token"))
     monkeypatch.setattr(keeper, "_run", lambda _, work: started.append(work))
     keeper.perform(OpenStore(1, "127.0.0.1"))

@@ -177,7 +177,7 @@ def test_a_session_that_is_proved_keeps_its_job() -> None:
     finder = a_finder(wire, None)
     wire.add("10.0.0.2", finder)
     wire.run(2)
-    wire.hear("10.0.0.2", msgspec.structs.replace(host.rank.offer(), job="invented"), "10.0.0.66")
+    wire.hear("10.0.0.2", msgspec.structs.replace(host.host.offer(), job="invented"), "10.0.0.66")
     assert [(each.offer.job, each.alive) for each in finder.sessions] == [("resnet", True)]
 
 
@@ -198,11 +198,11 @@ def test_a_good_bye_is_looked_into() -> None:
     finder = a_finder(wire, "resnet")
     wire.add("10.0.0.2", finder)
     wire.run(2)
-    wire.hear("10.0.0.2", Bye(job="resnet", session=host.rank.offer().session), "10.0.0.66")
+    wire.hear("10.0.0.2", Bye(job="resnet", session=host.host.offer().session), "10.0.0.66")
     assert len(finder.alive) == 1, "somebody lied"
     wire.run(1)
     wire.remove("10.0.0.1")
-    wire.hear("10.0.0.2", Bye(job="resnet", session=host.rank.offer().session), "10.0.0.1")
+    wire.hear("10.0.0.2", Bye(job="resnet", session=host.host.offer().session), "10.0.0.1")
     assert finder.alive == []
 
 
@@ -210,7 +210,7 @@ def test_a_host_that_proves_itself_and_then_says_nothing_is_given_up() -> None:
     wire = Wire()
     host = a_formed_job(wire, "resnet", "10.0.0.1")
 
-    host.rank.caller_proved = lambda _caller, _now: None  # type: ignore[method-assign]
+    host.host.caller_proved = lambda _caller, _now: None  # type: ignore[method-assign]
     wire.add("10.0.0.1", host, 5000)
     finder = a_finder(wire, "resnet")
     wire.add("10.0.0.2", finder)

@@ -15,8 +15,8 @@ from mingle.protocol.links.link import Link
 from mingle.protocol.links.race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.session.conflicts import CONFLICT_SECONDS, ConflictingHosts
-from mingle.protocol.sessions import REMEMBERED_SESSIONS, RETRY_SECONDS
-from mingle.protocol.sightings import SILENT_SECONDS
+from mingle.protocol.sessions import REMEMBERED_SESSIONS, RETRY_SECONDS, SessionPolicy
+from mingle.protocol.sightings import SILENT_SECONDS, Sightings
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import ProcessInfo
@@ -39,7 +39,9 @@ class Watched:
         identity = Identity(job="job", attempt="", member=b"M" * 16, rank=0, world_size=2, node="n", who=WHO)
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
         self.links, self.effects = context.links, context.links.effects
-        self.conflicts = ConflictingHosts(identity, context)
+        self.sightings = Sightings(SessionPolicy(), identity, context)
+        self.conflicts = ConflictingHosts(identity, self.sightings, context.links)
+        self.sightings.policy = self.conflicts
         self.hosts: dict[int, HostConversation] = {}
 
     def handle(self, event: ConnectionEvent, now: float) -> None:

@@ -18,8 +18,6 @@ from mingle.protocol.election import (
     ELECT_SOONEST_SECONDS,
     LOWER_SECONDS,
     Attendance,
-    Candidate,
-    Elector,
 )
 from mingle.protocol.events import (
     Accepted,
@@ -36,11 +34,10 @@ from mingle.protocol.events import (
 )
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.observations import NetworkFacts
-from mingle.protocol.host import Host
 from mingle.protocol.links.handshake import Call, HostConversation, MemberConversation
 from mingle.protocol.links.race import ADDRESS_SECONDS
 from mingle.protocol.machine import Context, Endpoints, Identity
-from mingle.protocol.member import Joiner
+from mingle.protocol.node import Node
 from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.session.phases import Confirming, HandingOver
 from mingle.wire import frames
@@ -50,11 +47,10 @@ from tests.support.scripted_host import offer as session_offer
 
 JOB, LOW, HIGH = "job", bytes(16), b"\xff" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")
+ENDPOINTS = Endpoints(addresses=(Address("10.0.0.1", "eth0", 24),), port=4000)
 
 
-def elector(
-    member: bytes = HIGH, *, timeout: float = 30.0, world_size: int = 3, folder_seconds: float = 0.0
-) -> Elector:
+def elector(member: bytes = HIGH, *, timeout: float = 30.0, world_size: int = 3, folder_seconds: float = 0.0) -> Node:
     identity = Identity(
         job=JOB,
         attempt="",
@@ -64,9 +60,9 @@ def elector(
         node="here",
         who=frames.ProcessInfo(hostname="here", pid=1),
     )
-    return Elector(
+    return Node(
         identity,
-        Endpoints(addresses=(Address("10.0.0.1", "eth0", 24),), port=4000),
+        ENDPOINTS,
         Context(
             key=None,
             new_id=itertools.count(1).__next__,
@@ -78,7 +74,7 @@ def elector(
     )
 
 
-def run(machine: Elector, until: float, *, now: float = 0.0) -> list[tuple[float, Effect]]:
+def run(machine: Node, until: float, *, now: float = 0.0) -> list[tuple[float, Effect]]:
     """Let the clock run; return what was done when."""
     done: list[tuple[float, Effect]] = []
     while (due := machine.next_timer()) is not None and due <= until:
@@ -107,11 +103,11 @@ def test_process_that_hears_no_host_becomes_one_and_lower_ids_sooner() -> None:
     low, high = elector(LOW), elector(HIGH)
     first = {name: offers(run(machine, 3.0))[0] for name, machine in (("low", low), ("high", high))}
     assert 0.1 < first["low"] < first["high"] < 1.0
-    assert isinstance(low.acting, Host)
+    assert low.host is not None
     assert not low.finished
 
 
-def ask(machine: Elector, *members: bytes, now: float, **more: Any) -> None:
+def ask(machine: Node, *members: bytes, now: float, **more: Any) -> None:
     for member in members:
         machine.handle(Heard(Seek(job=JOB, **{"member": member, "world_size": 3, **more}), HERE), now)
 
@@ -259,18 +255,18 @@ def test_process_leads_only_if_its_host_asks_in_the_epoch_that_it_has_confirmed(
 ) -> None:
     alone = Alone()
     context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-    alone.joiner = candidate = Candidate(replace(IDENTITY, rank=None, kind=kind), context, 0.0)
+    alone.node = Node(replace(IDENTITY, rank=None, kind=kind), ENDPOINTS, context, 0.0)
     conn = alone.join(1.0)
     if confirms:
         alone.hear(conn, 1.0, frames.Confirm(session=SESSION, epoch=1))
     alone.hear(conn, 1.0, frames.Lead(session=SESSION, epoch=epoch))
-    assert candidate.asked_to_lead is leads
+    assert (alone.node.host is not None) is leads
 
 
 def test_a_host_that_asks_to_be_replaced_and_closes_in_one_breath_is_not_replaced() -> None:
     """Its process was stopped meanwhile, and reads both at once."""
     alone = Alone()
-    alone.joiner = machine = elector(HIGH)  # type: ignore[assignment]
+    alone.node = machine = elector(HIGH)
     conn = alone.join(0.05)
     alone.hear(conn, 0.05, frames.Confirm(session=SESSION, epoch=1))
     alone.hear(conn, 1.0, frames.Lead(session=SESSION, epoch=1), frames.Closed(session=SESSION, reason="Ctrl-C"))
@@ -283,7 +279,7 @@ def test_a_host_that_asks_to_be_replaced_and_closes_in_one_breath_is_not_replace
 def test_process_that_leads_does_not_close_for_the_host_that_has_asked_it_to() -> None:
     """That host closes, whatever the ids; its announcements are still on their way."""
     alone = Alone()
-    alone.joiner = machine = elector(HIGH)  # type: ignore[assignment]
+    alone.node = machine = elector(HIGH)
     conn = alone.join(0.05)
     alone.hear(conn, 0.05, frames.Confirm(session=SESSION, epoch=1))
     alone.hear(conn, 0.05, frames.Lead(session=SESSION, epoch=1))
@@ -303,7 +299,7 @@ def test_a_host_in_sight_is_joined_and_nobody_else_becomes_one() -> None:
     machine.handle(Heard(offer(HIGH), HERE), 0.05)
     assert any(isinstance(effect, Dial) for effect in machine.effects())
     assert offers(run(machine, 1.0)) == []
-    assert isinstance(machine.acting, Joiner)
+    assert machine.host is None
 
 
 def test_a_host_that_was_called_in_vain_delays_the_election_no_longer() -> None:
@@ -312,7 +308,7 @@ def test_a_host_that_was_called_in_vain_delays_the_election_no_longer() -> None:
     machine = elector(HIGH)
     machine.handle(Heard(offer(LOW), HERE), 0.0)
     for quarters in range(1, 40):
-        if isinstance(machine.acting, Host):
+        if machine.host is not None:
             break
         run(machine, quarters / 4)
         machine.handle(Heard(offer(LOW), HERE), quarters / 4)
@@ -328,7 +324,7 @@ def test_a_host_that_takes_a_call_and_is_slow_delays_the_election() -> None:
             if isinstance(effect, Dial):
                 machine.handle(Connected(effect.conn, "10.0.0.1", "eth0"), quarters / 4)
         run(machine, (quarters + 1) / 4)
-    assert isinstance(machine.acting, Joiner)
+    assert machine.host is None
 
 
 def test_a_host_calls_every_other_host_and_closes_for_none_that_has_proved_nothing() -> None:
@@ -363,7 +359,8 @@ def test_elector_expires_at_its_deadline_and_closes_quietly() -> None:
     assert not machine.expired(1.9)
     assert machine.expired(2.0)
     machine.close("interrupted")
-    assert not isinstance(machine.acting, Host)
+    assert machine.host is not None
+    assert machine.host.closed
 
 
 def test_elector_ignores_its_own_offers() -> None:
@@ -393,7 +390,7 @@ def test_addresses_that_come_later_are_those_of_its_session() -> None:
     assert machine.host is not None
     assert machine.host.offer().addresses == ("10.1.0.1",)
     machine.handle(AddressesChanged((first, second)), 4.0)
-    assert machine.endpoints.addresses == machine.host.endpoints.addresses == (first, second)
+    assert machine.host.endpoints.addresses == (first, second)
     assert machine.host.offer().addresses == ("10.1.0.1", "10.2.0.1")
     machine.handle(InterfacesChanged(), 4.0)
     assert not machine.finished

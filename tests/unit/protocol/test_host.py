@@ -34,7 +34,6 @@ from mingle.protocol.events import (
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.ladder import waiting
 from mingle.protocol.explain.observations import NetworkFacts
-from mingle.protocol.host import MAX_HOSTS_SEEN
 from mingle.protocol.links.handshake import Call, HandshakeFailed, MemberConversation
 from mingle.protocol.links.prover import greeting
 from mingle.protocol.machine import roster_digest
@@ -57,7 +56,7 @@ def test_the_way_to_its_outcome() -> None:
     assert [type(frame) for frame in alone.said[1]] == [frames.Joined, frames.Confirm]
     assert OpenStore(1, "10.0.0.1") in alone.confirm(1)
     assert alone.host.offer().state == "sealed"
-    alone.host.handle(StoreOpened(1, 5000, "token"), 2.0)
+    alone.node.handle(StoreOpened(1, 5000, "token"), 2.0)
     alone.say(1, frames.Ack(session=SESSION, epoch=1), now=3.0)
     assert [type(frame) for frame in alone.said[1][2:]] == [frames.Sealed, frames.Go]
     outcome = alone.host.outcome
@@ -75,12 +74,12 @@ def test_only_the_store_of_the_present_seal_fails_the_job() -> None:
     alone.join(1, 1)
     alone.confirm(1)
     alone.say(1, frames.Leave(session=SESSION, reason="a second thought"))
-    alone.host.handle(StoreFailed(1, taken), 2.0)
+    alone.node.handle(StoreFailed(1, taken), 2.0)
     alone.join(2, 1)
     alone.confirm(2)
-    alone.host.handle(StoreFailed(1, taken), 2.0)
+    alone.node.handle(StoreFailed(1, taken), 2.0)
     assert (alone.host.registrar.state.epoch, alone.phase(), alone.host.failure) == (2, Sealing, None)
-    alone.host.handle(StoreFailed(2, taken), 2.0)
+    alone.node.handle(StoreFailed(2, taken), 2.0)
     assert alone.host.failure is taken
     assert Multicast(alone.host.identity.failed(taken), to_peers=True) in alone.done()
 
@@ -165,10 +164,10 @@ def test_two_sealed_hosts_do_not_talk_to_each_other_for_ever() -> None:
     alone.form()
     alone.done()
     other = Offer(job="job", session=b"T" * 16, host=b"T" * 16, addresses=("10.0.0.7",), port=1, world_size=2)
-    alone.host.handle(Heard(Offer(**{**_fields(other), "state": "sealed"}), HERE), 9.0)
-    assert alone.host.next_timer() is None
-    alone.host.handle(Heard(other, HERE), 9.0)
-    assert alone.host.next_timer() is not None
+    alone.node.handle(Heard(Offer(**{**_fields(other), "state": "sealed"}), HERE), 9.0)
+    assert alone.node.next_timer() is None
+    alone.node.handle(Heard(other, HERE), 9.0)
+    assert alone.node.next_timer() is not None
 
 
 def _fields(offer: Offer) -> dict[str, Any]:
@@ -185,10 +184,10 @@ def test_a_caller_without_the_secret_is_kept_for_the_report() -> None:
         ("10.0.0.1", 4000),
     )
     liar.send(hello)
-    alone.host.handle(Accepted(2, "10.0.0.3"), 1.0)
-    alone.host.handle(BytesReceived(2, liar.data_to_send()), 1.0)
+    alone.node.handle(Accepted(2, "10.0.0.3"), 1.0)
+    alone.node.handle(BytesReceived(2, liar.data_to_send()), 1.0)
     assert any("secret" in text for text in alone.host.diagnostics.secret_failures)
-    assert 2 not in alone.host.links
+    assert 2 not in alone.node.links
 
 
 def test_a_caller_that_only_asks_is_no_rank_with_another_secret() -> None:
@@ -204,8 +203,8 @@ def test_a_member_that_was_there_rules_out_that_the_secret_is_wrong_for_all() ->
     alone = Alone(size=3, key=JobKey(b"one", "job"))
     alone.join(1, 1)
     alone.host.diagnostics.secret_signs += 20
-    alone.host.handle(Disconnected(1, "its time was up"), 59.9)
-    alone.host.give_up(timeout(alone.host.situation(), NetworkFacts()))
+    alone.node.handle(Disconnected(1, "its time was up"), 59.9)
+    alone.node.give_up(timeout(alone.node.situation(), NetworkFacts()))
     assert isinstance(alone.host.failure, DiscoveryTimeoutError)
     assert "missing ranks: 2" in alone.host.failure.observation
     assert "secret" in str(alone.host.failure)
@@ -216,10 +215,10 @@ def test_host_notes_go_before_sending_it() -> None:
     alone = Alone()
     alone.join(1, 1)
     alone.confirm(1)
-    alone.host.handle(StoreOpened(1, 5000, "token"), 2.0)
+    alone.node.handle(StoreOpened(1, 5000, "token"), 2.0)
     alone.done()
     alone.callers[1].send(frames.Ack(session=SESSION, epoch=1))
-    alone.host.handle(BytesReceived(1, alone.callers[1].data_to_send()), 3.0)
+    alone.node.handle(BytesReceived(1, alone.callers[1].data_to_send()), 3.0)
     effects = alone.done()
     assert isinstance(alone.said[1][-1], frames.Go)
     assert [type(effect) for effect in effects if isinstance(effect, FormedStore | Write)] == [FormedStore, Write]
@@ -229,21 +228,21 @@ def test_host_notes_go_before_sending_it() -> None:
 def test_closed_host_has_no_timer(message: List | Seek) -> None:
     alone = Alone()
     alone.form()
-    alone.host.handle(Heard(message, HERE), 20.0)
-    assert alone.host.next_timer() is not None
-    alone.host.close("done")
-    assert alone.host.next_timer() is None, "its thread would spin"
+    alone.node.handle(Heard(message, HERE), 20.0)
+    assert alone.node.next_timer() is not None
+    alone.node.close("done")
+    assert alone.node.next_timer() is None, "its thread would spin"
 
 
 def test_closed_host_says_good_bye_once() -> None:
     alone = Alone()
     alone.form()
-    alone.host.close("done")
+    alone.node.close("done")
     effects = alone.done()
     assert alone.said[1][-1] == frames.Closed(session=SESSION, reason="done")
     assert Hangup(1) in effects
-    alone.host.close("again")
-    alone.host.handle(TimerDue(), 99.0)
+    alone.node.close("again")
+    alone.node.handle(TimerDue(), 99.0)
     assert alone.done() == []
 
 
@@ -257,10 +256,10 @@ TUNNEL = Address("10.9.0.1", "wg0", 24, last_resort=True)
 
 def test_new_addresses_are_announced_and_counted_at_the_seal() -> None:
     alone = Alone()
-    alone.host.handle(TimerDue(), 0.0)
+    alone.node.handle(TimerDue(), 0.0)
     alone.done()
-    alone.host.handle(AddressesChanged((NEW, TUNNEL)), 5.0)
-    alone.host.handle(TimerDue(), 5.0)
+    alone.node.handle(AddressesChanged((NEW, TUNNEL)), 5.0)
+    alone.node.handle(TimerDue(), 5.0)
     said = [each.message for each in alone.done() if isinstance(each, Multicast)]
     assert [each.addresses for each in said if isinstance(each, Offer)] == [("10.2.0.1", "10.9.0.1")]
     registrar = alone.host.registrar
@@ -273,10 +272,10 @@ def test_new_addresses_are_announced_and_counted_at_the_seal() -> None:
 
 def test_the_same_addresses_are_no_news() -> None:
     alone = Alone()
-    alone.host.handle(TimerDue(), 9.0)
+    alone.node.handle(TimerDue(), 9.0)
     alone.done()
-    alone.host.handle(AddressesChanged(alone.host.endpoints.addresses), 9.1)
-    alone.host.handle(TimerDue(), 9.2)
+    alone.node.handle(AddressesChanged(alone.host.endpoints.addresses), 9.1)
+    alone.node.handle(TimerDue(), 9.2)
     assert alone.done() == []
 
 
@@ -285,7 +284,7 @@ def test_addresses_stay_once_a_store_may_stand_on_one(phase: type[State]) -> Non
     alone = Alone()
     before = alone.host.endpoints.addresses
     alone.come_to(phase)
-    alone.host.handle(AddressesChanged((NEW,)), 5.0)
+    alone.node.handle(AddressesChanged((NEW,)), 5.0)
     assert alone.host.endpoints.addresses == before
     assert alone.host.offer().addresses == ("10.0.0.1", "10.1.0.1")
 
@@ -295,8 +294,8 @@ def test_host_ignores_a_store_of_its_earlier_membership() -> None:
     alone = Alone()
     alone.join(1, 1)
     phase = alone.phase()
-    alone.host.handle(StoreUnreachable(b"other", 1, "no answer"), 2.0)
-    alone.host.handle(StoreProved(b"other", 1), 2.0)
+    alone.node.handle(StoreUnreachable(b"other", 1, "no answer"), 2.0)
+    alone.node.handle(StoreProved(b"other", 1), 2.0)
     assert (alone.phase(), alone.host.failure) == (phase, None)
 
 
@@ -305,9 +304,9 @@ def test_host_takes_addresses_of_its_sealed_time_when_it_opens_again() -> None:
     alone.join(1, 1)
     alone.confirm(1)
     assert alone.phase() is Sealing
-    alone.host.handle(AddressesChanged((TUNNEL,)), 2.0)
-    alone.host.handle(AddressesChanged((NEW,)), 3.0)
-    alone.host.handle(Disconnected(1, "its address has gone"), 5.0)
+    alone.node.handle(AddressesChanged((TUNNEL,)), 2.0)
+    alone.node.handle(AddressesChanged((NEW,)), 3.0)
+    alone.node.handle(Disconnected(1, "its address has gone"), 5.0)
     assert alone.phase() is Open
     assert alone.host.endpoints.addresses == (NEW,)
     assert alone.host.offer().addresses == ("10.2.0.1",)
@@ -320,7 +319,7 @@ def test_its_store_listens_on_its_own_address_for_an_advertised_one() -> None:
     paths = (Path(host_address="203.0.113.9", local_address="192.168.0.2", interface="eth0"),)
     alone.say(1, frames.Join(world_size=2, rank=1, node="n1", paths=paths))
     assert OpenStore(1, "10.0.0.1") in alone.confirm(1, paths)
-    alone.host.handle(StoreOpened(1, 5000, "token"), 2.0)
+    alone.node.handle(StoreOpened(1, 5000, "token"), 2.0)
     alone.say(1, frames.Ack(session=SESSION, epoch=1), now=3.0)
     (sealed,) = [frame for frame in alone.said[1] if isinstance(frame, frames.Sealed)]
     assert sealed.store_address == "203.0.113.9"
@@ -332,7 +331,7 @@ def test_its_store_listens_on_its_own_address_for_an_advertised_one() -> None:
 
 def test_good_bye_names_the_job_and_the_attempt() -> None:
     alone = Alone(attempt="2")
-    alone.host.close("done")
+    alone.node.close("done")
     assert Multicast(Bye(job="job", attempt="2", session=SESSION)) in alone.done()
 
 
@@ -351,10 +350,10 @@ def other_offer(**more: Any) -> Offer:
 
 def due(alone: Alone, *, before: float = 59.0) -> list[Effect]:
     """What it sends at its next timer."""
-    at = alone.host.next_timer()
+    at = alone.node.next_timer()
     if at is None or at >= before:
         return []
-    alone.host.handle(TimerDue(), at)
+    alone.node.handle(TimerDue(), at)
     return [effect for effect in alone.done() if isinstance(effect, Answer | Multicast)]
 
 
@@ -373,15 +372,15 @@ def test_host_offers_at_once_and_again_when_it_takes_members_again() -> None:
     alone.confirm(1)
     alone.done()
     assert due(alone, before=3.0) == [], "sealed it speaks only when asked"
-    alone.host.handle(Disconnected(1, "reset"), 3.0)
-    assert alone.host.next_timer() == 3.0
+    alone.node.handle(Disconnected(1, "reset"), 3.0)
+    assert alone.node.next_timer() == 3.0
     alone.done()
     assert Multicast(alone.host.offer()) in due(alone)
 
 
 def test_a_question_by_unicast_is_answered_to_the_asker_also_when_sealed() -> None:
     alone = formed()
-    alone.host.handle(Heard(Seek(job="job", member=b"M" * 16, world_size=2, rank=1, hostname="h1"), BY_UNICAST), 4.0)
+    alone.node.handle(Heard(Seek(job="job", member=b"M" * 16, world_size=2, rank=1, hostname="h1"), BY_UNICAST), 4.0)
     assert alone.done() == [Answer(BY_UNICAST, alone.host.offer())]
     assert list(alone.host.diagnostics.seekers) == [b"M" * 16]
 
@@ -392,7 +391,7 @@ def test_a_question_by_unicast_is_answered_to_the_asker_also_when_sealed() -> No
 )
 def test_a_question_by_multicast_is_answered_where_it_was_asked(message: Seek | List, browse: bool) -> None:
     alone = formed()
-    alone.host.handle(Heard(message, HERE), 4.0)
+    alone.node.handle(Heard(message, HERE), 4.0)
     assert due(alone) == [Multicast(alone.host.offer(), browse=browse)]
 
 
@@ -401,7 +400,7 @@ def test_padded_questions_to_the_group_are_answered_by_unicast_as_well_but_not_e
     question = Seek(job="job", member=b"M" * 16, world_size=2, padding=bytes(900))
     for now, answers in ((4.0, LATE_ANSWERS_AT_ONCE), (5.0, LATE_ANSWERS_PER_SECOND)):
         for _ in range(1000):
-            alone.host.handle(Heard(question, HERE), now)
+            alone.node.handle(Heard(question, HERE), now)
         answered = [effect for effect in alone.done() if isinstance(effect, Answer)]
         assert answered == [Answer(HERE, alone.host.offer())] * int(answers)
         assert due(alone) == [Multicast(alone.host.offer())]
@@ -409,13 +408,13 @@ def test_padded_questions_to_the_group_are_answered_by_unicast_as_well_but_not_e
 
 def test_own_earlier_questions_are_no_other_seekers() -> None:
     alone = formed()
-    alone.host.handle(Heard(alone.host.identity.seek(), HERE), 4.0)
+    alone.node.handle(Heard(alone.host.identity.seek(), HERE), 4.0)
     assert alone.host.diagnostics.seekers == {}
     alone.done()
     due(alone)
-    alone.host.handle(Heard(alone.host.identity.list(), HERE), 9.0)
+    alone.node.handle(Heard(alone.host.identity.list(), HERE), 9.0)
     assert alone.host.diagnostics.seekers == {}
-    assert alone.host.next_timer() is None
+    assert alone.node.next_timer() is None
 
 
 def test_only_an_offer_of_another_session_of_this_job_is_looked_into() -> None:
@@ -426,9 +425,9 @@ def test_only_an_offer_of_another_session_of_this_job_is_looked_into() -> None:
         other_offer(attempt="2"),
         Bye(job="job", session=OTHER),
     ):
-        alone.host.handle(Heard(message, HERE), 1.0)
+        alone.node.handle(Heard(message, HERE), 1.0)
         assert not any(isinstance(effect, Dial) for effect in alone.done())
-    alone.host.handle(Heard(other_offer(), HERE), 1.0)
+    alone.node.handle(Heard(other_offer(), HERE), 1.0)
     assert any(isinstance(effect, Dial) for effect in alone.done())
     assert "jbo" in alone.host.diagnostics.other_jobs
     assert alone.host.diagnostics.other_attempts == {"2": "10.0.0.9"}
@@ -438,13 +437,13 @@ def test_host_decides_nothing_while_it_probes_a_sealed_session() -> None:
     alone = Alone()
     alone.join(1, 1)
     alone.confirm(1)
-    alone.host.handle(StoreOpened(1, 5000, "token"), 2.0)
+    alone.node.handle(StoreOpened(1, 5000, "token"), 2.0)
     alone.done()
-    alone.host.handle(Heard(other_offer(state="sealed"), HERE), 2.5)
+    alone.node.handle(Heard(other_offer(state="sealed"), HERE), 2.5)
     (conn,) = [effect.conn for effect in alone.done() if isinstance(effect, Dial)]
     alone.say(1, frames.Ack(session=SESSION, epoch=1), now=2.5)
     assert alone.phase() is Acknowledging
-    alone.host.handle(Disconnected(conn, "refused"), 2.6)
+    alone.node.handle(Disconnected(conn, "refused"), 2.6)
     assert alone.phase() is Committed
 
 
@@ -452,7 +451,7 @@ def test_host_decides_nothing_while_it_probes_a_sealed_session() -> None:
 def test_a_signature_is_a_hint_for_a_host_without_a_secret(secured: bool, counted: int) -> None:
     alone = Alone(key=JobKey(b"one", "job") if secured else None)
     source = Source(interface="eth0", signed=True)
-    alone.host.handle(Heard(Seek(job="job", member=b"M" * 16, world_size=2), source), 1.0)
+    alone.node.handle(Heard(Seek(job="job", member=b"M" * 16, world_size=2), source), 1.0)
     assert alone.host.diagnostics.signed_without_secret == counted
 
 
@@ -460,8 +459,8 @@ def test_a_signature_is_a_hint_for_a_host_without_a_secret(secured: bool, counte
 def test_host_asks_on_the_browse_group_only_until_the_job_has_formed(finished: bool) -> None:
     alone = formed() if finished else Alone()
     asked: list[Effect] = []
-    while (at := alone.host.next_timer()) is not None and at < 55.0:
-        alone.host.handle(TimerDue(), at)
+    while (at := alone.node.next_timer()) is not None and at < 55.0:
+        alone.node.handle(TimerDue(), at)
         asked += alone.done()
     assert (Multicast(alone.host.identity.list(), browse=True) in asked) is not finished
 
@@ -469,13 +468,14 @@ def test_host_asks_on_the_browse_group_only_until_the_job_has_formed(finished: b
 # --- other hosts, where ranks are assigned --------------------------------------------------------------------------
 
 
-def test_reports_of_other_hosts_are_handed_out_once_and_bounded() -> None:
-    alone = formed()
-    alone.say(1, frames.HostSeen(offer=other_offer()), frames.HostSeen(offer=other_offer(host=OWN)))
-    assert alone.host.take_hosts_seen() == [(other_offer(), "eth1"), (other_offer(host=OWN), "eth1")]
-    assert alone.host.take_hosts_seen() == []
-    alone.say(1, *[frames.HostSeen(offer=other_offer())] * (MAX_HOSTS_SEEN + 1))
-    assert len(alone.host.take_hosts_seen()) == MAX_HOSTS_SEEN
+@pytest.mark.parametrize("rank", [None, 0])
+def test_elected_host_calls_a_host_that_a_member_reports_and_one_with_a_given_rank_does_not(rank: int | None) -> None:
+    alone = Alone(size=3, rank=rank)
+    alone.join(1, None if rank is None else 1)
+    done = alone.say(1, *[frames.HostSeen(offer=other_offer())] * 3, frames.HostSeen(offer=other_offer(host=OWN)))
+    assert [(effect.address, effect.interface) for effect in done if isinstance(effect, Dial)] == (
+        [("10.0.0.9", "eth1")] if rank is None else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ def test_host_that_calls_is_a_conflict_until_it_is_gone_unless_the_two_can_agree
     alone = Alone(rank=ours)
     alone.call(9, purpose="conflict", rank=theirs)
     assert alone.host.conflicts.any_alive is conflict
-    alone.host.handle(Disconnected(9, "reset"), 2.0)
+    alone.node.handle(Disconnected(9, "reset"), 2.0)
     assert not alone.host.conflicts.any_alive
 
 
@@ -534,7 +534,7 @@ def test_a_host_is_answered_on_the_connections_that_it_has_made_itself() -> None
 def test_the_members_of_a_session_that_ends_for_another_one_are_told_which() -> None:
     alone = Alone(size=3)
     alone.join(1, 1)
-    alone.host.close("it closes for another host", other_offer())
+    alone.host.close("it closes for another host", winner=other_offer())
     alone.done()
     (said,) = [each for each in alone.said[1] if isinstance(each, frames.Closed)]
     assert (said.offer, said.conflict, said.regather) == (other_offer(), False, False)
@@ -542,10 +542,10 @@ def test_the_members_of_a_session_that_ends_for_another_one_are_told_which() -> 
 
 def test_a_host_that_has_ended_its_session_hangs_up_on_callers() -> None:
     alone = Alone()
-    alone.host.close("the test is over")
-    alone.host.effects()
-    alone.host.handle(Accepted(7, "10.0.0.2"), 5.0)
-    assert alone.host.effects() == [Hangup(7)]
+    alone.node.close("the test is over")
+    alone.node.effects()
+    alone.node.handle(Accepted(7, "10.0.0.2"), 5.0)
+    assert alone.node.effects() == [Hangup(7)]
 
 
 def test_seek_that_cannot_reach_the_host_is_the_cause_until_the_member_joins() -> None:
@@ -554,21 +554,21 @@ def test_seek_that_cannot_reach_the_host_is_the_cause_until_the_member_joins() -
     seek = Seek(
         job="job", member=b"c" * 16, world_size=3, rank=2, hostname="h2", pid=8, unreached=SESSION, how="10.0.0.1 x"
     )
-    alone.host.handle(Heard(seek, HERE), 10.0)
-    cause = waiting(alone.host.situation(), NetworkFacts(), 11.0)
+    alone.node.handle(Heard(seek, HERE), 10.0)
+    cause = waiting(alone.node.situation(), NetworkFacts(), 11.0)
     assert cause is not None
     said = "rank 2 on host h2 (10.0.0.9), pid 8 hears host h0, pid 1 and does not reach it over TCP (10.0.0.1 x)"
     assert cause[0].startswith(said)
     alone.host.diagnostics.joined(seek.member, frames.ProcessInfo())
-    assert waiting(alone.host.situation(), NetworkFacts(), 11.0) is None
+    assert waiting(alone.node.situation(), NetworkFacts(), 11.0) is None
 
 
 def test_question_of_a_seated_member_does_not_make_it_an_outsider() -> None:
     alone = Alone(3)
     alone.join(1, 1)
     (member,) = (each for each in alone.host.registrar.seats if each != OWN)
-    alone.host.handle(Heard(Seek(job="job", member=member, world_size=3, rank=1), HERE), 10.0)
-    alone.host.handle(Heard(List(job="job", member=member, rank=1, hostname="h1"), HERE), 10.0)
+    alone.node.handle(Heard(Seek(job="job", member=member, world_size=3, rank=1), HERE), 10.0)
+    alone.node.handle(Heard(List(job="job", member=member, rank=1, hostname="h1"), HERE), 10.0)
     assert alone.host.diagnostics.seekers == {}
 
 
@@ -578,7 +578,7 @@ def test_missing_rank_that_says_that_it_failed_is_the_cause_and_a_seated_one_is_
     (seated,) = (each for each in alone.host.registrar.seats if each != OWN)
     for member, rank in ((seated, 1), (b"c" * 16, 2)):
         said = Failed(job="job", member=member, rank=rank, hostname=f"h{rank}", pid=8, reason="no room")
-        alone.host.handle(Heard(said, HERE), 10.0)
-    cause = waiting(alone.host.situation(), NetworkFacts(), 11.0)
+        alone.node.handle(Heard(said, HERE), 10.0)
+    cause = waiting(alone.node.situation(), NetworkFacts(), 11.0)
     assert cause is not None
     assert cause[0] == "rank 2 on host h2 (10.0.0.9), pid 8 has failed: no room"

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from mingle.protocol.effects import Dial, Hangup
-from mingle.protocol.election import Candidate
 from mingle.protocol.events import (
     Accepted,
     Address,
@@ -30,6 +29,7 @@ from mingle.protocol.links.race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.machine import Context, Endpoints
 from mingle.protocol.member import HOST_SEEN_SECONDS, SUSPECT_SECONDS, Attached, Away, Searching
 from mingle.protocol.membership import RETURN_SECONDS, Membership
+from mingle.protocol.node import Node
 from mingle.protocol.participant import (
     STORE_RETRY_SECONDS,
     AwaitingConfirm,
@@ -48,7 +48,9 @@ class Joined:
 
     def __init__(self, rank: int | None = 1) -> None:
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-        self.joiner = Candidate(msgspec.structs.replace(IDENTITY, rank=rank), context, 0.0)
+        endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4002) if rank is None else None
+        self.node = Node(msgspec.structs.replace(IDENTITY, rank=rank), endpoints, context, 0.0)
+        self.joiner = self.node.joiner
         self.session = self.known(SESSION)
         self.joiner.search.race(self.session, 0.0)
         assert self.session.race is not None
@@ -68,7 +70,7 @@ class Joined:
     def confirm(self) -> None:
         assert self.session.race is not None
         self.session.race.stop_trying()
-        self.joiner._confirm_if_due(1.0)
+        self.joiner.after_connection(1.0)
 
     def seal(self, epoch: int = 1) -> None:
         self.hear(frames.Confirm(session=SESSION, epoch=epoch))
@@ -76,7 +78,7 @@ class Joined:
         self.hear(sealed(epoch))
 
     def prove_store(self, now: float = 3.0) -> None:
-        self.joiner.handle(StoreProved(SESSION, 1), now)
+        self.node.handle(StoreProved(SESSION, 1), now)
 
     def reach(self, state: type) -> None:
         """Go on to this state of the member, or of its part in the commit."""
@@ -132,10 +134,10 @@ def test_callers_of_the_mesh_go_with_the_session_also_before_it_has_given_a_seat
     joined.reach(AwaitingSeal)
     joined.lose("reset", 5.0)
     joined.joiner.join(joined.session, 6.0)
-    joined.joiner.handle(Accepted(99, "10.0.0.3"), 6.1)
-    assert 99 in joined.joiner.links
+    joined.node.handle(Accepted(99, "10.0.0.3"), 6.1)
+    assert 99 in joined.node.links
     joined.lose("reset", 6.2)
-    assert 99 not in joined.joiner.links, "while this process hosts a session, nobody looks after them"
+    assert 99 not in joined.node.links, "while this process hosts a session, nobody looks after them"
 
 
 def test_a_member_that_comes_back_late_still_lacks_go_alone() -> None:
@@ -143,7 +145,7 @@ def test_a_member_that_comes_back_late_still_lacks_go_alone() -> None:
     joined.reach(AwaitingGo)
     joined.lose("reset", 5.0)
     joined.session.hang_up()
-    joined.joiner.handle(TimerDue(), 5.0 + RETURN_SECONDS)
+    joined.node.handle(TimerDue(), 5.0 + RETURN_SECONDS)
     assert joined.state() is Searching
     joined.joiner.search.race(joined.session, 20.0)
     assert joined.session.race is not None
@@ -160,7 +162,7 @@ def test_a_seal_is_forgotten_when_another_session_gives_a_seat() -> None:
     other = joined.known(OTHER)
     joined.lose("reset", 5.0)
     joined.session.hang_up()
-    joined.joiner.handle(TimerDue(), 5.0 + RETURN_SECONDS)
+    joined.node.handle(TimerDue(), 5.0 + RETURN_SECONDS)
     joined.joiner.join(other, 11.0)
     joined.joiner.host_said(other, frames.Joined(session=OTHER), 11.0)
     joined.joiner.host_lost(other, "reset", 12.0)
@@ -172,7 +174,7 @@ def test_a_seal_is_forgotten_when_another_session_gives_a_seat() -> None:
 def formed() -> Joined:
     joined = Joined()
     joined.seal()
-    joined.joiner.handle(StoreProved(SESSION, 1), 3.0)
+    joined.node.handle(StoreProved(SESSION, 1), 3.0)
     joined.hear(frames.Go(session=SESSION, epoch=1))
     assert joined.state() is Attached
     return joined
@@ -187,7 +189,7 @@ def test_a_host_that_is_lost_after_go_is_given_up_when_it_cannot_be_returned_to(
     state = joined.joiner.state
     assert isinstance(state, Away)
     joined.session.hang_up()
-    joined.joiner.handle(TimerDue(), state.way_back.until)
+    joined.node.handle(TimerDue(), state.way_back.until)
     assert membership.host_lost_error
     assert "reset" in membership.loss
 
@@ -210,7 +212,7 @@ def test_a_host_that_was_only_asked_cannot_refuse(reason: frames.RefusalReason) 
     joined.joiner.search.on_frame(other, frames.Refused(reason=reason), 2.0)
     assert joined.joiner.failure is None
     assert joined.state() is ProvingStore
-    joined.joiner.handle(StoreProved(SESSION, 1), 2.0)
+    joined.node.handle(StoreProved(SESSION, 1), 2.0)
     joined.hear(frames.Go(session=SESSION, epoch=1))
     assert joined.joiner.outcome is not None
 
@@ -221,9 +223,9 @@ def test_a_host_that_was_only_asked_cannot_refuse(reason: frames.RefusalReason) 
 def test_a_host_that_answers_a_join_twice_does_no_harm(said: frames.AnyFrame) -> None:
     joined = Joined()
     joined.seal()
-    joined.joiner.handle(StoreUnreachable(SESSION, 1, "refused"), 1.0)
+    joined.node.handle(StoreUnreachable(SESSION, 1, "refused"), 1.0)
     joined.hear(said)
-    joined.joiner.handle(TimerDue(), 1.0 + STORE_RETRY_SECONDS)
+    joined.node.handle(TimerDue(), 1.0 + STORE_RETRY_SECONDS)
 
 
 # --- a host that closes for another one, where ranks are assigned ---------------------------------------------------
@@ -244,9 +246,9 @@ def test_a_member_that_does_not_reach_that_host_looks_for_any() -> None:
     new = joined.known(OTHER)
     joined.hear(frames.Closed(session=SESSION, offer=new.offer))
     assert joined.joiner.search._client.seeker.next_timer() == 1.0
-    joined.joiner.handle(TimerDue(), 1.0 + ADDRESS_SECONDS)
+    joined.node.handle(TimerDue(), 1.0 + ADDRESS_SECONDS)
     assert not new.races_to("join")
-    assert not joined.joiner.expects_host(1.1 + ADDRESS_SECONDS)
+    assert not joined.node.expects_host(1.1 + ADDRESS_SECONDS)
 
 
 def test_a_session_that_is_just_asked_whether_it_lives_is_raced_for_again_to_join_it() -> None:
@@ -272,7 +274,7 @@ def test_a_member_whose_job_has_formed_makes_for_no_other_host() -> None:
     joined = Joined(None)
     new = joined.known(OTHER)
     joined.seal()
-    joined.joiner.handle(StoreProved(SESSION, 1), 1.0)
+    joined.node.handle(StoreProved(SESSION, 1), 1.0)
     joined.hear(frames.Go(session=SESSION, epoch=1), frames.Closed(session=SESSION, offer=new.offer))
     assert new.race is None
 
@@ -299,7 +301,7 @@ def test_a_member_makes_for_no_session_of_its_own() -> None:
 @pytest.mark.parametrize("rank", [None, 1])
 def test_a_member_without_a_rank_tells_its_host_of_others(rank: int | None) -> None:
     joined = Joined(rank)
-    joined.joiner.handle(Heard(offer(OTHER), HERE), 2.0)
+    joined.node.handle(Heard(offer(OTHER), HERE), 2.0)
     other = joined.joiner.search.sightings.get(OTHER)
     assert other is not None
     assert other.race is None
@@ -311,14 +313,14 @@ def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
     joined.seal()
     assert joined.lose("reset", 2.0)
     assert joined.session.races_to("join")
-    joined.joiner.handle(Heard(offer(OTHER), HERE), 2.1)
+    joined.node.handle(Heard(offer(OTHER), HERE), 2.1)
     other = joined.joiner.search.sightings.get(OTHER)
     assert other is not None
     assert other.race is None
-    joined.joiner.handle(TimerDue(), 2.1 + ADDRESS_SECONDS)
+    joined.node.handle(TimerDue(), 2.1 + ADDRESS_SECONDS)
     assert joined.joiner.returns_to is joined.session
     for now in (2.0 + RETURN_SECONDS, 2.0 + RETURN_SECONDS + ADDRESS_SECONDS, 9.0):
-        joined.joiner.handle(TimerDue(), now)
+        joined.node.handle(TimerDue(), now)
     assert joined.joiner.returns_to is None
 
 
@@ -328,7 +330,7 @@ def test_a_host_that_no_longer_offers_the_address_in_use_is_asked_whether_it_liv
 ) -> None:
     alone = Alone()
     alone.join()
-    alone.joiner.handle(Heard(msgspec.structs.replace(offer(), addresses=(address,)), HERE), 2.0)
+    alone.node.handle(Heard(msgspec.structs.replace(offer(), addresses=(address,)), HERE), 2.0)
     alone.done()
     assert (alone.said[-1] == frames.Ping()) is suspected
 
@@ -339,9 +341,9 @@ def test_a_member_that_has_confirmed_goes_back_to_a_host_whose_address_has_gone(
     conn = alone.join()
     alone.hear(conn, 2.0, frames.Confirm(session=SESSION, epoch=1))
     assert alone.step() is AwaitingSeal
-    alone.joiner.handle(Heard(msgspec.structs.replace(offer(), addresses=("10.0.0.7",)), HERE), 3.0)
+    alone.node.handle(Heard(msgspec.structs.replace(offer(), addresses=("10.0.0.7",)), HERE), 3.0)
     alone.done()
-    alone.joiner.handle(TimerDue(), 3.0 + SUSPECT_SECONDS)
+    alone.node.handle(TimerDue(), 3.0 + SUSPECT_SECONDS)
     done = alone.done()
     assert Hangup(conn) in done
     assert "10.0.0.7" in [effect.address for effect in done if isinstance(effect, Dial)]
@@ -349,10 +351,10 @@ def test_a_member_that_has_confirmed_goes_back_to_a_host_whose_address_has_gone(
 
 def fail_a_second_path(alone: Alone, reason: str) -> None:
     """The host names another address, where it is not reached."""
-    alone.joiner.handle(Heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE), 2.0)
-    alone.joiner.handle(TimerDue(), 2.1)
+    alone.node.handle(Heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE), 2.0)
+    alone.node.handle(TimerDue(), 2.1)
     (second,) = alone.dialed()
-    alone.joiner.handle(Disconnected(second, reason), 2.2)
+    alone.node.handle(Disconnected(second, reason), 2.2)
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
@@ -362,7 +364,7 @@ def test_when_the_own_interfaces_change_the_paths_are_proved_again(confirmed: bo
     fail_a_second_path(alone, "Network is unreachable")
     if confirmed:
         alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
-    alone.joiner.handle(InterfacesChanged(), 3.0)
+    alone.node.handle(InterfacesChanged(), 3.0)
     # A member that has confirmed has told its host what counts.
     assert len(alone.dialed()) == (0 if confirmed else 1)
 
@@ -370,12 +372,12 @@ def test_when_the_own_interfaces_change_the_paths_are_proved_again(confirmed: bo
 def test_a_change_of_the_interfaces_that_ends_the_last_attempt_lets_the_member_confirm() -> None:
     alone = Alone()
     conn = alone.join()
-    alone.joiner.handle(Heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE), 2.0)
-    alone.joiner.handle(TimerDue(), 2.1)
+    alone.node.handle(Heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE), 2.0)
+    alone.node.handle(TimerDue(), 2.1)
     assert len(alone.dialed()) == 1
     alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
     assert alone.step() is TryingPaths, "it still tries the other address"
     # The process was stopped meanwhile, and the time of that address is over.
-    alone.joiner.handle(InterfacesChanged(), 2.1 + ADDRESS_SECONDS + 2.0)
+    alone.node.handle(InterfacesChanged(), 2.1 + ADDRESS_SECONDS + 2.0)
     alone.done()
     assert isinstance(alone.said[-1], frames.Confirmed)

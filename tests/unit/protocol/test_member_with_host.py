@@ -49,8 +49,8 @@ def test_member_asks_less_and_less() -> None:
     asked = []
     now = 0.0
     while now < 20.0:
-        now = alone.joiner.next_timer() or 0.0
-        alone.joiner.handle(TimerDue(), now)
+        now = alone.node.next_timer() or 0.0
+        alone.node.handle(TimerDue(), now)
         asked += [now for effect in alone.done() if isinstance(effect, Multicast) and not effect.browse]
     gaps = [later - sooner for sooner, later in itertools.pairwise(asked)]
     assert gaps[0] < 0.1
@@ -60,8 +60,8 @@ def test_member_asks_less_and_less() -> None:
 def asked(alone: Alone, until: float) -> list[float]:
     """Let a joiner's timers run until this time; return when it asked for its host."""
     times = []
-    while (due := alone.joiner.next_timer()) is not None and due < until:
-        alone.joiner.handle(TimerDue(), due)
+    while (due := alone.node.next_timer()) is not None and due < until:
+        alone.node.handle(TimerDue(), due)
         times += [due for effect in alone.done() if isinstance(effect, Multicast) and not effect.browse]
     return times
 
@@ -70,14 +70,14 @@ def test_member_asks_again_soon_when_its_interfaces_change() -> None:
     """A host whose job runs speaks only when it is asked."""
     alone = Alone()
     asked(alone, 40.0)
-    alone.joiner.handle(InterfacesChanged(), 40.0)
+    alone.node.handle(InterfacesChanged(), 40.0)
     assert len(asked(alone, 40.5)) >= 3
 
 
 def test_a_rank_with_a_seat_asks_for_no_host_when_its_interfaces_change() -> None:
     alone = Alone()
     alone.join()
-    alone.joiner.handle(InterfacesChanged(), 40.0)
+    alone.node.handle(InterfacesChanged(), 40.0)
     assert asked(alone, 45.0) == []
 
 
@@ -95,7 +95,7 @@ def test_the_way_to_its_outcome() -> None:
     assert [type(frame) for frame in alone.said] == [frames.Join, frames.Confirmed]
     assert alone.said[1].paths == (frames.Path(host_address=ADDRESS, local_address="10.0.0.2", interface="eth0"),)
     assert alone.step() is ProvingStore
-    alone.joiner.handle(StoreProved(SESSION, 1), 3.0)
+    alone.node.handle(StoreProved(SESSION, 1), 3.0)
     alone.done()
     assert alone.said[-1] == frames.Ack(session=SESSION, epoch=1)
     assert not alone.joiner.finished
@@ -108,14 +108,14 @@ def test_the_way_to_its_outcome() -> None:
 def test_a_store_that_is_not_reached_is_tried_again_until_the_epoch_is_void() -> None:
     alone = Alone()
     conn = alone.seal()
-    alone.joiner.handle(StoreUnreachable(SESSION, 1, "refused"), 3.0)
+    alone.node.handle(StoreUnreachable(SESSION, 1, "refused"), 3.0)
     alone.done()
-    alone.joiner.handle(TimerDue(), 2.9 + STORE_RETRY_SECONDS)
+    alone.node.handle(TimerDue(), 2.9 + STORE_RETRY_SECONDS)
     assert not any(isinstance(effect, ProveStore) for effect in alone.done())
-    alone.joiner.handle(TimerDue(), 3.0 + STORE_RETRY_SECONDS)
+    alone.node.handle(TimerDue(), 3.0 + STORE_RETRY_SECONDS)
     assert any(isinstance(effect, ProveStore) for effect in alone.done())
     alone.hear(conn, 4.0, frames.Void(session=SESSION, epoch=1, reason="test"))
-    alone.joiner.handle(StoreProved(SESSION, 1), 3.0)
+    alone.node.handle(StoreProved(SESSION, 1), 3.0)
     alone.done()
     assert alone.step() is AwaitingConfirm
     assert not any(isinstance(frame, frames.Ack) for frame in alone.said)
@@ -125,8 +125,8 @@ def test_epochs_of_one_session_do_not_bind_another() -> None:
     alone = Alone()
     conn = alone.join()
     alone.hear(conn, 1.0, frames.Confirm(session=SESSION, epoch=7), frames.Void(session=SESSION, epoch=7, reason=""))
-    alone.joiner.handle(Disconnected(conn, "reset"), 1.1)
-    alone.joiner.handle(Heard(offer(OTHER, port=4001), HERE), 2.0)
+    alone.node.handle(Disconnected(conn, "reset"), 1.1)
+    alone.node.handle(Heard(offer(OTHER, port=4001), HERE), 2.0)
     (conn,) = alone.dialed()
     alone.answer(conn, 2.0, session=OTHER, port=4001)
     alone.hear(conn, 2.0, frames.Joined(session=OTHER), frames.Confirm(session=OTHER, epoch=1))
@@ -135,22 +135,22 @@ def test_epochs_of_one_session_do_not_bind_another() -> None:
 
 def test_a_host_that_refuses_connections_is_not_waited_for() -> None:
     alone = Alone()
-    alone.joiner.handle(Disconnected(alone.seal(), "reset"), 3.0)
+    alone.node.handle(Disconnected(alone.seal(), "reset"), 3.0)
     (conn,) = alone.dialed()
-    alone.joiner.handle(Disconnected(conn, "Connection refused (ECONNREFUSED)"), 3.01)
-    alone.joiner.handle(Heard(offer(OTHER, port=4001), HERE), 3.1)
+    alone.node.handle(Disconnected(conn, "Connection refused (ECONNREFUSED)"), 3.01)
+    alone.node.handle(Heard(offer(OTHER, port=4001), HERE), 3.1)
     assert len(alone.dialed()) == 1
 
 
 def test_a_host_to_which_no_route_leads_may_live() -> None:
     """This machine can have lost its own address: nobody has refused anything."""
     alone = Alone()
-    alone.joiner.handle(Disconnected(alone.seal(), "its address has gone"), 3.0)
+    alone.node.handle(Disconnected(alone.seal(), "its address has gone"), 3.0)
     (conn,) = alone.dialed()
-    alone.joiner.handle(Disconnected(conn, "Network is unreachable (ENETUNREACH)"), 3.01)
-    alone.joiner.handle(Heard(offer(OTHER, port=4001), HERE), 3.1)
+    alone.node.handle(Disconnected(conn, "Network is unreachable (ENETUNREACH)"), 3.01)
+    alone.node.handle(Heard(offer(OTHER, port=4001), HERE), 3.1)
     assert alone.dialed() == [], "its host may have decided GO with its votes"
-    alone.joiner.handle(TimerDue(), 3.01 + RETRY_SECONDS)
+    alone.node.handle(TimerDue(), 3.01 + RETRY_SECONDS)
     (conn,) = alone.dialed()
     alone.answer(conn, 3.5)
     assert alone.step() is Joining
@@ -158,12 +158,12 @@ def test_a_host_to_which_no_route_leads_may_live() -> None:
 
 def test_a_host_whose_connection_is_reset_before_the_proof_may_live() -> None:
     alone = Alone()
-    alone.joiner.handle(Disconnected(alone.seal(), "reset"), 3.0)
+    alone.node.handle(Disconnected(alone.seal(), "reset"), 3.0)
     (conn,) = alone.dialed()
-    alone.joiner.handle(Connected(conn, "10.0.0.2", "eth0"), 3.01)
-    alone.joiner.handle(Disconnected(conn, "reset"), 3.02)
-    alone.joiner.effects()
-    alone.joiner.handle(TimerDue(), 3.02 + RETRY_SECONDS)
+    alone.node.handle(Connected(conn, "10.0.0.2", "eth0"), 3.01)
+    alone.node.handle(Disconnected(conn, "reset"), 3.02)
+    alone.node.effects()
+    alone.node.handle(TimerDue(), 3.02 + RETRY_SECONDS)
     (conn,) = alone.dialed()
     alone.answer(conn, 3.5)
     assert alone.step() is Joining
@@ -172,14 +172,14 @@ def test_a_host_whose_connection_is_reset_before_the_proof_may_live() -> None:
 def test_a_connection_that_breaks_on_the_way_back_loses_no_seal() -> None:
     alone = Alone()
     conn = alone.seal()
-    alone.joiner.handle(StoreProved(SESSION, 1), 3.0)
+    alone.node.handle(StoreProved(SESSION, 1), 3.0)
     alone.done()
-    alone.joiner.handle(Disconnected(conn, "reset"), 4.0)
+    alone.node.handle(Disconnected(conn, "reset"), 4.0)
     (conn,) = alone.dialed()
     alone.answer(conn, 4.1)
     assert alone.step() is Joining
-    alone.joiner.handle(Disconnected(conn, "reset"), 4.2)
-    alone.joiner.handle(TimerDue(), 4.2 + RETRY_SECONDS)
+    alone.node.handle(Disconnected(conn, "reset"), 4.2)
+    alone.node.handle(TimerDue(), 4.2 + RETRY_SECONDS)
     (conn,) = alone.dialed()
     alone.answer(conn, 4.5, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
     assert alone.step() is Attached, "its host may have decided GO with its ACK"
@@ -188,8 +188,8 @@ def test_a_connection_that_breaks_on_the_way_back_loses_no_seal() -> None:
 def test_a_path_that_failed_while_the_connection_broke_is_proved_before_it_counts() -> None:
     alone = Alone()
     two = msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.9.9"))
-    alone.joiner.handle(Disconnected(alone.join(2.0), "reset"), 3.0)
-    alone.joiner.handle(Heard(two, HERE), 3.5)
+    alone.node.handle(Disconnected(alone.join(2.0), "reset"), 3.0)
+    alone.node.handle(Heard(two, HERE), 3.5)
     (conn,) = alone.dialed()
     alone.answer(conn, 3.5, addresses=two.addresses)
     alone.hear(conn, 3.5, frames.Joined(session=SESSION))
@@ -197,7 +197,7 @@ def test_a_path_that_failed_while_the_connection_broke_is_proved_before_it_count
     assert session is not None
     assert session.race is not None
     (other,) = [each.conn for each in session.race._attempts if each.conn != conn]
-    alone.joiner.handle(Disconnected(other, "reset"), 4.0)
+    alone.node.handle(Disconnected(other, "reset"), 4.0)
     assert not session.race.pending
     alone.hear(conn, 4.1, frames.Confirm(session=SESSION, epoch=1))
     assert alone.step() is TryingPaths, "it confirms once each path was tried again"
@@ -206,31 +206,31 @@ def test_a_path_that_failed_while_the_connection_broke_is_proved_before_it_count
 def test_a_formed_member_comes_back_until_its_ready_was_certainly_heard() -> None:
     alone = Alone()
     conn = alone.seal()
-    alone.joiner.handle(StoreProved(SESSION, 1), 3.0)
+    alone.node.handle(StoreProved(SESSION, 1), 3.0)
     alone.hear(conn, 3.0, frames.Go(session=SESSION, epoch=1))
-    assert alone.joiner.next_timer() is None
-    alone.joiner.handle(Disconnected(conn, "reset"), 4.0)
+    assert alone.node.next_timer() is None
+    alone.node.handle(Disconnected(conn, "reset"), 4.0)
     (conn,) = alone.dialed()
     alone.membership().ready(4.0)
     for again in (4.1, 4.0 + READY_HEARD_SECONDS):
         alone.answer(conn, again, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
         assert alone.said[-1] == frames.Ready(session=SESSION)
-        alone.joiner.handle(Disconnected(conn, "reset"), again + READY_HEARD_SECONDS - 0.1)
+        alone.node.handle(Disconnected(conn, "reset"), again + READY_HEARD_SECONDS - 0.1)
         (conn,) = alone.dialed()
     alone.answer(conn, 40.0, frames.Joined(session=SESSION, epoch=1))
-    alone.joiner.handle(Disconnected(conn, "reset"), 40.0 + READY_HEARD_SECONDS)
+    alone.node.handle(Disconnected(conn, "reset"), 40.0 + READY_HEARD_SECONDS)
     assert alone.dialed() == []
 
 
 def test_member_doubts_a_silent_host_only_when_another_one_offers_itself() -> None:
     alone = Alone()
     conn = alone.join()
-    alone.joiner.handle(TimerDue(), 30.0)
+    alone.node.handle(TimerDue(), 30.0)
     assert alone.step() is AwaitingConfirm
-    alone.joiner.handle(Heard(offer(OTHER, port=4001), HERE), 30.0)
+    alone.node.handle(Heard(offer(OTHER, port=4001), HERE), 30.0)
     alone.done()
     assert alone.said[-1] == frames.Ping()
-    alone.joiner.handle(TimerDue(), 30.0 + SUSPECT_SECONDS)
+    alone.node.handle(TimerDue(), 30.0 + SUSPECT_SECONDS)
     assert Hangup(conn) in alone.done()
     assert alone.step() is Searching
 
@@ -239,16 +239,16 @@ def test_member_that_has_confirmed_does_not_doubt_its_host() -> None:
     alone = Alone()
     alone.seal(1.0)
     alone.said.clear()
-    alone.joiner.handle(Heard(offer(OTHER), HERE), 2.0)
+    alone.node.handle(Heard(offer(OTHER), HERE), 2.0)
     alone.done()
     assert not any(isinstance(frame, frames.Ping) for frame in alone.said)
-    alone.joiner.handle(TimerDue(), 2.0 + SUSPECT_SECONDS)
+    alone.node.handle(TimerDue(), 2.0 + SUSPECT_SECONDS)
     assert alone.joiner.session is not None
 
 
 def test_what_a_host_says_after_it_has_refused_means_nothing() -> None:
     alone = Alone()
-    alone.joiner.handle(Heard(offer(), HERE), 1.0)
+    alone.node.handle(Heard(offer(), HERE), 1.0)
     (conn,) = alone.dialed()
     closed = frames.Closed(session=SESSION, reason="two rank 0s", conflict=True)
     alone.answer(conn, 1.0, frames.Refused(reason="session"), closed)
@@ -260,51 +260,51 @@ def test_a_stranger_under_the_sessions_name_is_no_sign_of_life() -> None:
     alone = Alone()
     alone.join()
     forged = msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.66"))
-    alone.joiner.handle(Heard(forged, HERE), 30.0)
-    alone.joiner.handle(TimerDue(), 30.0)
+    alone.node.handle(Heard(forged, HERE), 30.0)
+    alone.node.handle(TimerDue(), 30.0)
     (stranger,) = alone.dialed()
-    alone.joiner.handle(Connected(stranger, "10.0.0.2", "eth0"), 30.0)
-    alone.joiner.effects()
-    alone.joiner.handle(Heard(offer(OTHER, port=4001), HERE), 30.1)
-    alone.joiner.handle(BytesReceived(stranger, frames.PREFACE[:4]), 31.0)
-    alone.joiner.handle(TimerDue(), 30.1 + SUSPECT_SECONDS)
+    alone.node.handle(Connected(stranger, "10.0.0.2", "eth0"), 30.0)
+    alone.node.effects()
+    alone.node.handle(Heard(offer(OTHER, port=4001), HERE), 30.1)
+    alone.node.handle(BytesReceived(stranger, frames.PREFACE[:4]), 31.0)
+    alone.node.handle(TimerDue(), 30.1 + SUSPECT_SECONDS)
     assert alone.step() is Searching
 
 
 def test_a_host_that_answers_is_kept() -> None:
     alone = Alone()
     conn = alone.join()
-    alone.joiner.handle(Heard(offer(OTHER, port=4001), HERE), 5.0)
+    alone.node.handle(Heard(offer(OTHER, port=4001), HERE), 5.0)
     alone.done()
     alone.hear(conn, 6.0, frames.Pong())
-    alone.joiner.handle(TimerDue(), 5.0 + SUSPECT_SECONDS)
+    alone.node.handle(TimerDue(), 5.0 + SUSPECT_SECONDS)
     assert alone.step() is AwaitingConfirm
 
 
 @pytest.mark.parametrize("another", [False, True])
 def test_a_running_job_that_ends_in_a_conflict_explains_that_none_comes(another: bool) -> None:
     alone = Alone(timeout=10.0)
-    alone.joiner.handle(Heard(offer(OTHER, state="sealed"), HERE), 1.0)
+    alone.node.handle(Heard(offer(OTHER, state="sealed"), HERE), 1.0)
     (conn,) = alone.dialed()
     alone.answer(conn, 1.0, session=OTHER)
     alone.hear(conn, 1.0, running())
     alone.hear(conn, 3.0, frames.Closed(session=OTHER, reason="two rank 0s", conflict=True))
     assert not alone.joiner.finished, "who comes next may be the only one"
-    alone.joiner.handle(Disconnected(conn, "the other side closed the connection"), 3.0)
+    alone.node.handle(Disconnected(conn, "the other side closed the connection"), 3.0)
     if another:
         alone.join(4.0)
-    alone.joiner.give_up(timeout(alone.joiner.situation(), NetworkFacts()))
+    alone.node.give_up(timeout(alone.node.situation(), NetworkFacts()))
     assert isinstance(alone.joiner.failure, DiscoveryTimeoutError if another else ConflictError)
     assert ("two rank 0s" in str(alone.joiner.failure)) is not another
 
 
 def test_a_session_that_says_it_reopened_is_joined_only_by_proof() -> None:
     alone = Alone()
-    alone.joiner.handle(Heard(offer(state="sealed"), HERE), 1.0)
+    alone.node.handle(Heard(offer(state="sealed"), HERE), 1.0)
     (probe,) = alone.dialed()
     alone.answer(probe, 1.0)
     alone.hear(probe, 1.0, running("sealed"))
-    alone.joiner.handle(Heard(offer(state="open"), HERE), 2.0)
+    alone.node.handle(Heard(offer(state="open"), HERE), 2.0)
     (conn,) = alone.dialed()
     assert alone.blocked()
     alone.answer(conn, 2.0)
@@ -324,21 +324,21 @@ def test_running_on_its_own_connection_is_nonsense() -> None:
 def test_the_deadline() -> None:
     alone = Alone(timeout=10.0)
     alone.join()
-    alone.joiner.handle(TimerDue(), 9.1)
+    alone.node.handle(TimerDue(), 9.1)
     alone.done()
     assert alone.said[-1] == frames.Ask(what="status")
-    assert not alone.joiner.expired(9.9)
-    assert alone.joiner.expired(10.0)
-    alone.joiner.give_up(timeout(alone.joiner.situation(), NetworkFacts()))
+    assert not alone.node.expired(9.9)
+    assert alone.node.expired(10.0)
+    alone.node.give_up(timeout(alone.node.situation(), NetworkFacts()))
     assert isinstance(alone.joiner.failure, DiscoveryTimeoutError)
-    assert alone.joiner.next_timer() is None
+    assert alone.node.next_timer() is None
 
 
 def test_why_a_host_has_ended_its_session_is_in_the_report() -> None:
     alone = Alone()
     conn = alone.join()
     alone.hear(conn, 2.0, frames.Closed(session=SESSION, reason="its user stopped it"))
-    alone.joiner.give_up(timeout(alone.joiner.situation(), NetworkFacts()))
+    alone.node.give_up(timeout(alone.node.situation(), NetworkFacts()))
     assert "it ended its session: its user stopped it" in str(alone.joiner.failure)
 
 
@@ -348,19 +348,19 @@ def test_a_host_that_has_gone_is_the_cause_unless_its_time_was_up_as_well(ended_
     conn = alone.join()
     alone.hear(conn, 1.5, frames.Status(joined=2, world_size=3, missing=(2,)))
     alone.hear(conn, ended_at, frames.Closed(session=SESSION, reason="2 of 3 ranks joined"))
-    alone.joiner.handle(TimerDue(), ended_at + 0.05)
-    alone.joiner.give_up(timeout(alone.joiner.situation(), NetworkFacts()))
+    alone.node.handle(TimerDue(), ended_at + 0.05)
+    alone.node.give_up(timeout(alone.node.situation(), NetworkFacts()))
     assert ("has gone since" in str(alone.joiner.failure.cause)) is gone  # type: ignore[union-attr]
     assert "2 of 3 ranks joined, missing ranks: 2 (as last reported by rank 0" in str(alone.joiner.failure)
 
 
 def test_a_host_that_is_still_there_has_not_gone() -> None:
     alone = Alone(timeout=10.0)
-    alone.joiner.handle(TimerDue(), 0.5)  # it asks before it has heard of the host
+    alone.node.handle(TimerDue(), 0.5)  # it asks before it has heard of the host
     assert alone.joiner.search.asked_at is not None
     conn = alone.join()
     alone.hear(conn, 1.5, frames.Status(joined=2, world_size=3, missing=(2,)))
-    alone.joiner.give_up(timeout(alone.joiner.situation(), NetworkFacts()))
+    alone.node.give_up(timeout(alone.node.situation(), NetworkFacts()))
     assert "the missing ranks were not started" in str(alone.joiner.failure)
 
 
@@ -368,16 +368,16 @@ def test_the_status_of_an_earlier_session_explains_nothing() -> None:
     alone = Alone()
     conn = alone.join()
     alone.hear(conn, 2.0, frames.Status(joined=1, world_size=2, missing=(0,)))
-    alone.joiner.handle(Disconnected(conn, "reset"), 3.0)
-    alone.joiner.handle(Heard(offer(OTHER, port=4001), HERE), 4.0)
+    alone.node.handle(Disconnected(conn, "reset"), 3.0)
+    alone.node.handle(Heard(offer(OTHER, port=4001), HERE), 4.0)
     (conn,) = alone.dialed()
     alone.answer(conn, 4.0, frames.Joined(session=OTHER), session=OTHER, port=4001)
     assert alone.step() is AwaitingConfirm
     assert alone.joiner.status is None
     alone.hear(conn, 5.0, frames.Status(joined=1, world_size=2, missing=(0,)))
-    alone.joiner.handle(Disconnected(conn, "reset"), 6.0)
-    alone.joiner.handle(TimerDue(), 6.0 + RETRY_SECONDS)
-    alone.joiner.handle(Heard(offer(OTHER, port=4001), HERE), 7.0)
+    alone.node.handle(Disconnected(conn, "reset"), 6.0)
+    alone.node.handle(TimerDue(), 6.0 + RETRY_SECONDS)
+    alone.node.handle(Heard(offer(OTHER, port=4001), HERE), 7.0)
     (conn,) = alone.dialed()
     alone.answer(conn, 7.0, frames.Joined(session=OTHER), session=OTHER, port=4001)
     assert alone.joiner.status is not None
@@ -386,8 +386,8 @@ def test_the_status_of_an_earlier_session_explains_nothing() -> None:
 def test_member_that_leaves_before_go_sends_no_ready() -> None:
     alone = Alone()
     conn = alone.seal()
-    alone.joiner.handle(StoreProved(SESSION, 1), 3.0)
-    alone.joiner.close("gave up")
+    alone.node.handle(StoreProved(SESSION, 1), 3.0)
+    alone.node.close("gave up")
     assert Hangup(conn) in alone.done()
     assert alone.said[-1] == frames.Leave(session=SESSION, reason="gave up")
     assert not any(isinstance(frame, frames.Ready) for frame in alone.said)
@@ -395,22 +395,22 @@ def test_member_that_leaves_before_go_sends_no_ready() -> None:
 
 def test_host_of_another_job_is_kept_for_the_report() -> None:
     alone = Alone()
-    alone.joiner.handle(Heard(offer(), HERE), 1.0)
+    alone.node.handle(Heard(offer(), HERE), 1.0)
     (conn,) = alone.dialed()
-    alone.joiner.handle(Connected(conn, "10.0.0.2", "eth0"), 1.0)
+    alone.node.handle(Connected(conn, "10.0.0.2", "eth0"), 1.0)
     stranger = HostConversation(job="other", attempt="", session=SESSION, addresses=(ADDRESS,), port=4000)
-    (write,) = [effect for effect in alone.joiner.effects() if isinstance(effect, Write)]
+    (write,) = [effect for effect in alone.node.effects() if isinstance(effect, Write)]
     with pytest.raises(HandshakeFailed):
         stranger.receive_data(write.data)
-    alone.joiner.handle(BytesReceived(conn, stranger.data_to_send()), 1.0)
+    alone.node.handle(BytesReceived(conn, stranger.data_to_send()), 1.0)
     assert any("session" in text for text in alone.joiner.diagnostics.hosts.values())
 
 
 def test_a_member_hangs_up_on_callers() -> None:
     alone = Alone()
-    alone.joiner.effects()
-    alone.joiner.handle(Accepted(7, "10.0.0.2"), 5.0)
-    assert alone.joiner.effects() == [Hangup(7)]
+    alone.node.effects()
+    alone.node.handle(Accepted(7, "10.0.0.2"), 5.0)
+    assert alone.node.effects() == [Hangup(7)]
 
 
 # --- the mesh, which others prove ------------------------------------------------------------------------------------
@@ -421,13 +421,13 @@ def called(alone: Alone, purpose: frames.Purpose, *said: frames.AnyFrame) -> Mem
     alone.joiner.endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4001)
     call = Call(job="job", member=b"N" * 16, session=SESSION, purpose=purpose)
     caller = MemberConversation(call, ("10.0.0.2", 4001))
-    alone.joiner.handle(Accepted(90, "10.0.0.3"), 2.0)
+    alone.node.handle(Accepted(90, "10.0.0.3"), 2.0)
     for frame in (None, *said):
         if frame is not None:
             caller.send(frame)
         while data := caller.data_to_send():
-            alone.joiner.handle(BytesReceived(90, data), 2.0)
-            for effect in alone.joiner.effects():
+            alone.node.handle(BytesReceived(90, data), 2.0)
+            for effect in alone.node.effects():
                 if isinstance(effect, Write) and effect.conn == 90:
                     caller.receive_data(effect.data)
     return caller
@@ -438,7 +438,7 @@ def test_a_member_with_a_seat_answers_a_node_that_proves_the_mesh() -> None:
     alone.join()
     caller = called(alone, "mesh", greeting(b"N" * 16))
     assert caller.welcome is not None
-    assert 90 in alone.joiner.links
+    assert 90 in alone.node.links
 
 
 @pytest.mark.parametrize("purpose", ["join", "probe", "conflict"])
@@ -447,11 +447,11 @@ def test_a_member_is_no_host(purpose: frames.Purpose) -> None:
     alone.join()
     with pytest.raises(HandshakeFailed, match="session"):
         called(alone, purpose)
-    assert 90 not in alone.joiner.links
+    assert 90 not in alone.node.links
 
 
 def test_a_member_hangs_up_on_a_node_that_asks_it_for_anything_else() -> None:
     alone = Alone()
     alone.join()
     called(alone, "mesh", frames.Ask(what="status"))
-    assert 90 not in alone.joiner.links
+    assert 90 not in alone.node.links

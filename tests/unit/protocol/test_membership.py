@@ -16,6 +16,7 @@ from mingle.protocol.membership import (
     Membership,
     RosterAnswer,
 )
+from mingle.protocol.node import Node
 from mingle.protocol.sessions import RETRY_SECONDS
 from mingle.wire import frames
 from tests.support.scripted_host import ADDRESS, SESSION, Alone
@@ -38,10 +39,14 @@ class Member:
         self._alone = Alone(timeout=1e9)
         self._dialed: list[int] = []
         self.conn = self._alone.seal(0.0)
-        self.joiner.handle(StoreProved(SESSION, 1), 0.0)
+        self.node.handle(StoreProved(SESSION, 1), 0.0)
         self._alone.hear(self.conn, 0.0, frames.Go(session=SESSION, epoch=1))
         assert self.state() is Attached
         self.said()
+
+    @property
+    def node(self) -> Node:
+        return self._alone.node
 
     @property
     def joiner(self) -> Joiner:
@@ -65,7 +70,7 @@ class Member:
 
     def lose(self, now: float, reason: str = "reset") -> type:
         """Lose the connection; return the state to which that leads."""
-        self.joiner.handle(Disconnected(self.conn, reason), now)
+        self.node.handle(Disconnected(self.conn, reason), now)
         return self.state()
 
     def calls(self) -> list[int]:
@@ -77,7 +82,7 @@ class Member:
         """Let the host answer the call that is under way, and hear JOIN."""
         calls = self.calls()
         if not calls:
-            self.joiner.handle(TimerDue(), now)
+            self.node.handle(TimerDue(), now)
             calls = self.calls()
         (self.conn,) = calls
         self._alone.answer(self.conn, now)
@@ -93,10 +98,10 @@ class Member:
     def refuse(self, now: float, reason: str = "Connection refused (ECONNREFUSED)") -> None:
         """Let the call that is under way fail."""
         for conn in self.calls():
-            self.joiner.handle(Disconnected(conn, reason), now)
+            self.node.handle(Disconnected(conn, reason), now)
 
     def due(self) -> float:
-        due = self.joiner.next_timer()
+        due = self.node.next_timer()
         assert due is not None
         return due
 
@@ -110,7 +115,7 @@ class Member:
 def test_member_without_a_loss_has_nothing_to_do() -> None:
     member = Member()
     assert member.membership.connected
-    assert member.joiner.next_timer() is None
+    assert member.node.next_timer() is None
     assert not member.is_lost()
 
 
@@ -124,20 +129,20 @@ def test_host_is_called_at_once_and_then_until_it_is_given_up() -> None:
         calls += len(member._dialed)
         member.refuse(now)
         now = member.due() if member.state() is Away else now
-        member.joiner.handle(TimerDue(), now)
+        member.node.handle(TimerDue(), now)
         member.said()
     assert calls > 1
     assert 5.0 + RETURN_SECONDS <= now < 5.0 + RETURN_SECONDS + 2 * RETRY_SECONDS
     assert member.state() is Detached
     assert "reset" in str(member.membership.host_lost_error)
-    assert member.joiner.next_timer() is None
+    assert member.node.next_timer() is None
 
 
 def test_host_is_not_called_again_while_a_call_is_under_way() -> None:
     member = Member()
     member.lose(5.0)
     assert len(member.calls()) == 1
-    member.joiner.handle(TimerDue(), 5.2)
+    member.node.handle(TimerDue(), 5.2)
     assert (member.calls(), member.state()) == ([], Away)
 
 
@@ -308,9 +313,9 @@ def test_host_that_does_not_answer_the_good_bye_in_time_is_called_again() -> Non
     assert member.due() == 1.0 + ANSWER_SECONDS
     member.hear(frames.Pong(), 1.5)
     assert member.due() == 1.5 + ANSWER_SECONDS
-    member.joiner.handle(TimerDue(), member.due() - 0.01)
+    member.node.handle(TimerDue(), member.due() - 0.01)
     assert member.state() is Attached
-    member.joiner.handle(TimerDue(), member.due())
+    member.node.handle(TimerDue(), member.due())
     assert member.state() is Away
     member.return_to_host(4.5)
     assert member.due() == 4.5 + ANSWER_SECONDS
@@ -331,13 +336,13 @@ def test_member_that_leaves_calls_a_host_for_as_long_as_it_is_left_to() -> None:
     member.lose(5.0)
     for now in (6.0, 5.0 + 2 * RETURN_SECONDS):
         member.refuse(now, "No route to host")
-        member.joiner.handle(TimerDue(), member.due())
+        member.node.handle(TimerDue(), member.due())
     assert member.state() is Away
     assert member.membership.leaving
-    member.joiner.close("closed")
+    member.node.close("closed")
     assert not member.membership.leaving
     assert member.state() is Detached
-    assert member.joiner.next_timer() is None
+    assert member.node.next_timer() is None
 
 
 def test_answer_to_the_good_bye_ends_it() -> None:
@@ -346,8 +351,8 @@ def test_answer_to_the_good_bye_ends_it() -> None:
     member.said()
     member.hear(frames.Closed(session=SESSION, reason="it has left"), 3.0)
     assert not member.membership.leaving
-    assert member.joiner.next_timer() is None
-    member.joiner.close("closed")
+    assert member.node.next_timer() is None
+    member.node.close("closed")
     assert member.said() == []
 
 
@@ -358,10 +363,10 @@ def test_last_good_bye_repeats_the_reason_that_was_given(left: bool) -> None:
     if left:
         member.membership.leave("done", 2.0)
     member.said()
-    member.joiner.close("its process ends")
+    member.node.close("its process ends")
     (leave,) = member.said()
     assert leave.reason == ("done" if left else "its process ends")
-    member.joiner.close("again")
+    member.node.close("again")
     assert member.state() is Detached
     assert member.said() == []
 
@@ -372,4 +377,4 @@ def test_host_that_has_refused_hears_no_good_bye() -> None:
     member.said()
     member.hear(frames.Refused(reason="running"), 3.0)
     assert not member.membership.leaving
-    assert member.joiner.next_timer() is None
+    assert member.node.next_timer() is None

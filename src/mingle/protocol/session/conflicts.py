@@ -9,12 +9,12 @@ TCP, until their connection ends; a sealed session also while it is asked, for a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from msgspec import Struct
 
+from mingle.protocol.links.link import Links
 from mingle.protocol.links.race import ConnectionRace, DialTarget
-from mingle.protocol.machine import Context, Identity
+from mingle.protocol.machine import Identity
 from mingle.protocol.sessions import KnownSession, SessionPolicy
 from mingle.protocol.sightings import Sightings
 from mingle.wire import frames
@@ -30,37 +30,19 @@ class _Caller(Struct, frozen=True):
     since: float
 
 
-class Contest(Protocol):
-    """The election of a process that was given no rank, while it hosts."""
-
-    @property
-    def sightings(self) -> Sightings:
-        """The sessions that this process has heard of, also before it hosted."""
-
-    def rival_proved(self, session: KnownSession) -> None:
-        """Take note that another host was reached."""
-
-    def rival_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
-        """Handle what another host says; return whether the two compete."""
-
-    def rival_unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
-        """Handle a call to another host that has reached nobody."""
-
-
 class ConflictingHosts(SessionPolicy[KnownSession]):
     """The other hosts that one host knows.
 
     Args:
         identity: of this process.
-        context: what connection races need; its timeout bounds the wait for another run of the job.
-        contest: the election among hosts, if this one was given no rank; None: another open host is a conflict.
+        sightings: the sessions that this process has heard of, also before it hosted.
+        links: its connections.
     """
 
-    def __init__(self, identity: Identity, context: Context, contest: Contest | None = None) -> None:
-        self.sightings = Sightings(self, identity, context) if contest is None else contest.sightings
+    def __init__(self, identity: Identity, sightings: Sightings, links: Links) -> None:
+        self.sightings = sightings
         self._identity = identity
-        self._contest = contest
-        self._links = context.links
+        self._links = links
         self._callers: dict[int, _Caller] = {}
         self._conceded: list[frames.ProcessInfo] = []
         """The open hosts that have ended because of the conflict with this host."""
@@ -126,6 +108,9 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
             self._prove(session, now)
         self.sightings.weigh(now)
 
+    def reported(self, offer: Offer, interface: str, now: float) -> None:
+        """Handle another host that a member, or that host itself, has reported: with given ranks nothing follows."""
+
     def _prove(self, session: KnownSession, now: float) -> None:
         purpose: frames.Purpose = "probe" if session.offer.state == "sealed" else "conflict"
         self.sightings.race(session, self._identity.call(session.name, purpose), now)
@@ -139,25 +124,13 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
 
     def on_proved(self, session: KnownSession, now: float) -> None:
         """Handle a session whose host has just proved it."""
-        if self._contest is not None:
-            self._contest.rival_proved(session)
         if session.race is not None and session.is_in_the_way_of(session.race.call):
             self.sightings.proved(session, now)
 
     def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Handle what another host says."""
         if isinstance(frame, frames.Running):
-            is_rival = frame.state == "open" and self._contest is not None
-            if is_rival:
-                session.forget_life()  # an election waits for the end of no session that takes members
-                session.presumed_dead = False
-            else:
-                self.sightings.said(session, frame, now)
-            if self._contest is not None and not self._contest.rival_said(session, frame, now) and is_rival:
-                session.give_up(now)
-                session.forget_life()
-        elif isinstance(frame, frames.Unreachable) and self._contest is not None:
-            self._contest.rival_said(session, frame, now)
+            self.sightings.said(session, frame, now)
         elif isinstance(frame, frames.Closed) and not frame.conflict:
             self.sightings.closed(session, frame)
         elif isinstance(frame, frames.Closed):
@@ -170,8 +143,6 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
 
     def on_unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
         """Handle a race that was lost on every address."""
-        if self._contest is not None and race.call.purpose == "conflict":
-            self._contest.rival_unreached(session, race, now)
         if self.sightings.unreached(session, race, now):
             self._prove(session, now)
         else:

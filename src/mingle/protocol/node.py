@@ -1,0 +1,356 @@
+"""The machine of a process: it looks for a host, is its member, or hosts a session, and never two of these. Pure.
+
+A node has connections (:class:`~mingle.protocol.links.link.Links`), sightings of the job's other sessions, a deadline
+and a role: :class:`~mingle.protocol.member.Joiner` looks for a host and is its member, and
+:class:`~mingle.protocol.host.Host` hosts. Its driver knows the node alone, before GO and after it.
+
+With given ranks, rank 0 hosts from the beginning and no other rank ever does. Without them, a node becomes the host by
+an election (:mod:`mingle.protocol.election`): here it is decided when; a
+:class:`~mingle.protocol.election.Competition` decides which of two hosts closes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+
+from msgspec import structs
+
+from mingle.errors import MingleError
+from mingle.protocol.effects import Effect
+from mingle.protocol.election import ELECT_SOONEST_SECONDS, LOWER_SECONDS, Attendance, Candidacy, Competition
+from mingle.protocol.events import (
+    Accepted,
+    AddressesChanged,
+    BytesReceived,
+    Connected,
+    Disconnected,
+    Event,
+    FoldersListed,
+    Heard,
+    HeardUnverified,
+    Inspected,
+    InterfacesChanged,
+    StoreFailed,
+    StoreOpened,
+    StoreProved,
+    StoreUnreachable,
+    TimerDue,
+)
+from mingle.protocol.explain.observations import Diagnostics, Situation
+from mingle.protocol.host import Host
+from mingle.protocol.machine import Context, Endpoints, Formation, Identity
+from mingle.protocol.member import Joiner
+from mingle.protocol.sessions import KnownSession
+from mingle.wire import frames
+from mingle.wire.datagrams import Datagram, Offer, Seek
+
+
+class Node:
+    """The machine of a process. ``outcome`` or ``failure`` ends its wait; it goes on until it is closed.
+
+    Args:
+        identity: of this process.
+        endpoints: where others can connect to it; None: it does not listen, because it never hosts and proves no mesh.
+        context: what its parts need.
+        now: the time.
+        new_session: returns the id of a session that this process hosts.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        endpoints: Endpoints | None,
+        context: Context,
+        now: float,
+        *,
+        new_session: Callable[[], bytes] | None = None,
+    ) -> None:
+        self.identity = identity
+        self.endpoints = endpoints
+        self.links = context.links
+        self._context = context
+        self._new_session = new_session or functools.partial(os.urandom, 16)
+        self._elects = identity.rank is None
+        self._candidacy = self._make_candidacy()
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """Look for a session, or host one if this is rank 0."""
+        context, identity = self._context, self.identity
+        self.closed = False
+        self.deadline = now + context.timeout
+        self.diagnostics = Diagnostics(unit=identity.who.unit, member=identity.member)
+        self.host: Host | None = None
+        self._competition: Competition | None = None
+        """The competition of this host with others, if it was elected."""
+        self.joiner = self._make_joiner(now)
+        if context.mesh != "off" or identity.kind == "ranks":
+            self.joiner.endpoints = self.endpoints  # it is also called where all are to reach the first in order
+        self.sightings = self.joiner.search.sightings
+        self._attendance = Attendance(identity)
+        self._folders_until = 0.0
+        """The time until which the shared folders may not have shown a host yet."""
+        self._patient_until: float | None = None
+        """When it becomes the host if it hears of none until then; None: it does not look for one."""
+        self._elect_at: float | None = None
+        """The same, or earlier where all are there."""
+        if self._elects:
+            self._look_from(now)
+        elif identity.rank == 0:
+            self._become_host(now)
+
+    # --- what an agent makes in its own way ------------------------------------------------------------------------
+
+    def _make_candidacy(self) -> Candidacy:
+        return Candidacy(self.identity)
+
+    def _make_joiner(self, now: float) -> Joiner:
+        return Joiner(self.identity, self._context, now, deadline=self.deadline, diagnostics=self.diagnostics)
+
+    def _make_host(self, endpoints: Endpoints, now: float) -> Host:
+        return Host(
+            self.identity,
+            self._new_session(),
+            endpoints,
+            self._context,
+            now,
+            deadline=self.deadline,
+            diagnostics=self.diagnostics,
+            sightings=self.sightings,
+        )
+
+    # --- what the driver reads -------------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> Host | Joiner:
+        """The part that acts now."""
+        return self.joiner if self.host is None else self.host
+
+    @property
+    def outcome(self) -> Formation | None:
+        """The place in the job, once it has formed."""
+        return self.role.outcome
+
+    @property
+    def failure(self) -> MingleError | None:
+        """Why the job has not formed."""
+        return self.role.failure
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is an outcome or a failure."""
+        return self.outcome is not None or self.failure is not None
+
+    def effects(self) -> list[Effect]:
+        """Return what the driver has to do now, once."""
+        return self.links.take_effects()
+
+    def next_timer(self) -> float | None:
+        """Return when to send :class:`~mingle.protocol.events.TimerDue`."""
+        if self.closed:
+            return None
+        times = [self.role.next_timer()]
+        if not self.finished:
+            times += [self._elect_at, self.deadline]
+        return min((time for time in times if time is not None), default=None)
+
+    def stage(self) -> str:
+        """Return the current step, in a word, for the log."""
+        return "closed" if self.closed else self.role.stage()
+
+    def situation(self) -> Situation:
+        """Return how far the job has come, and what explains why this process waits."""
+        running = self.sightings.running
+        return self.role.explained(
+            Situation(
+                diagnostics=self.diagnostics,
+                job=self.identity.job,
+                rank=self.identity.rank,
+                unit=self.identity.who.unit,
+                running=str(running[0].host) if running else "",
+                secured=self._context.key is not None,
+                seconds=self._context.timeout,
+                deadline=self.deadline,
+            )
+        )
+
+    def ask_status(self) -> None:
+        """Ask the host for the job's status, for the progress line of this process."""
+        if self.host is None:
+            self.joiner.ask_status()
+
+    def calling(self) -> Datagram | None:
+        """Return what to send to unicast peers now."""
+        if self.closed:
+            return None
+        return self.joiner.showing() if self.host is None else self.host.calling()
+
+    def showing(self) -> Seek | Offer | None:
+        """Return what others are to find of this process in a shared folder now."""
+        return None if self.closed else self.role.showing()
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> None:
+        """Process what has happened.
+
+        The role gets what any process can meet. The rest concerns one of the two parts, also while the other one acts:
+        a store can still be proved for a session that this process has left.
+        """
+        if isinstance(event, AddressesChanged) and self.endpoints is not None:
+            self.endpoints = structs.replace(self.endpoints, addresses=event.addresses)
+            self.joiner.endpoints = self.endpoints if self.joiner.endpoints is not None else None
+        if self.closed:
+            if isinstance(event, Accepted):
+                self.links.refuse(event.conn)
+            return
+        match event:
+            case Heard():
+                self._heard(event, now)
+            case HeardUnverified(message):
+                self.diagnostics.unverified(self.identity, message)
+            case Accepted():
+                self.role.accepted(event, now)
+            case Connected() | BytesReceived() | Disconnected():
+                self.links.handle(event, now)
+                self.role.after_connection(now)
+            case Inspected():
+                self.role.inspected(event, now)
+            case StoreOpened() if self.host is not None:
+                self.host.store_opened(event, now)
+            case StoreFailed() if self.host is not None:
+                self.host.store_failed(event)
+            case StoreProved():
+                self.joiner.store_proved(event)
+            case StoreUnreachable():
+                self.joiner.store_unreachable(event, now)
+            case AddressesChanged(addresses) if self.host is not None:
+                self.host.readdress(addresses, now)
+            case InterfacesChanged():
+                self.joiner.rewired(now)
+            case FoldersListed(lower):
+                self._folders_listed(lower, now)
+            case TimerDue():
+                self._handle_timer(now)
+        self._watch(now)
+
+    def _heard(self, event: Heard, now: float) -> None:
+        message, source = event.message, event.source
+        if isinstance(message, Offer) and message.host == self.identity.member:
+            return  # of this process, from this session or from one that it has given up
+        if self._elects and not self.finished:
+            self._attendance.heard(message, now)
+            if self._candidacy.is_other_host(message):
+                self.diagnostics.heard_host(message, source)
+            if self._competition is not None and self._candidacy.competes(message):
+                self._competition.call(message, now, interface=source.interface, sender=source.address)
+                if message.state == "open" or not self._competition.can_close():
+                    return  # once it has sent CONFIRM, it can't close, so it must not wait for that session either
+                # A session that is sealed may run without this process: nothing is confirmed until that is known.
+        self.role.heard(message, source, now)
+
+    def _handle_timer(self, now: float) -> None:
+        """Do everything that is due."""
+        self._watch(now)
+        if self._elect_at is not None and now >= self._elect_at:
+            self._become_host(now)
+        self.role.handle_timer(now)
+
+    # --- becoming the host, and closing ----------------------------------------------------------------------------
+
+    def _watch(self, now: float) -> None:
+        """Check, after every event, whether to become the host, or to be it no more."""
+        if not self._elects or self.finished:
+            self._elect_at = None
+            return
+        if self.joiner.session is None:
+            self.joiner.asked_to_lead = False  # that host has closed its session in the same read
+        elif self.host is None and self.joiner.asked_to_lead:
+            self._become_host(now, asked_by=self.joiner.session)
+        if self.host is not None and (refusal := self.host.gave_way) is not None:
+            self._end_host("it can't reach nodes that can form the job without it")
+            self.joiner.stand_back(refusal, now)
+        may_host = self.joiner.may_host
+        if not may_host and self._competition is not None and self._competition.can_close():
+            self._end_host("it must not host the job any more")
+            self.joiner.search.resume(now)
+        if self.host is not None or self.expects_host(now) or self.sightings.may_run() or not may_host:
+            self._patient_until = None
+        elif self._patient_until is None:
+            self._look_from(now)
+        self._elect_at = None if self._patient_until is None else self.elects_at(self._patient_until, now)
+
+    def expects_host(self, now: float) -> bool:
+        """Return whether there is a host in sight; one that is only claimed counts for one call and a limited time."""
+        joiner, sightings = self.joiner, self.sightings
+        sightings.weigh(now)
+        races = any(each.races_to("join") and not each.called_in_vain for each in sightings)
+        return joiner.session is not None or joiner.returns_to is not None or (races and not sightings.claims_spent)
+
+    def elects_at(self, patient_until: float, now: float) -> float:
+        """Return when this process becomes the host: once its patience ends, or earlier where all are there."""
+        asked_at = self.joiner.search.asked_at
+        if asked_at is None or not self._attendance.complete(now):
+            return patient_until
+        return min(patient_until, max(asked_at + ELECT_SOONEST_SECONDS, self._folders_until))
+
+    def _look_from(self, now: float) -> None:
+        """Begin to look for a host, which ends with an election."""
+        self._folders_until = now + self._context.folder_seconds
+        self._elect_at = self._patient_until = self._folders_until + self._candidacy.patience()
+
+    def _folders_listed(self, lower: bool, now: float) -> None:
+        """Handle a listing of the shared folders that has this process in it, and so all that wrote before."""
+        if self._patient_until is not None and now < self._folders_until:
+            self._folders_until = min(self._folders_until, now + (LOWER_SECONDS if lower else 0.0))
+            self._patient_until = self._folders_until + self._candidacy.patience()
+
+    def _become_host(self, now: float, *, asked_by: KnownSession | None = None) -> None:
+        """Host a session; ``asked_by``: the session whose host has asked this process to host the job in its place."""
+        assert self.endpoints is not None
+        self._elect_at = self._patient_until = None
+        self.host = host = self._make_host(self.endpoints, now)
+        if asked_by is not None:
+            # That host has not decided GO in this epoch, and can't without an ACK of this process.
+            asked_by.confirmed = False
+            asked_by.send(frames.HostSeen(offer=host.offer()))
+        self.joiner.pause()
+        if self._elects:
+            name = b"" if asked_by is None else asked_by.name
+            host.conflicts = self._competition = Competition(host, self._candidacy, self._close_for, asked_by=name)
+        self.sightings.serve(host.conflicts)
+
+    def _close_for(self, session: KnownSession, now: float) -> None:
+        """Close for a host that has proved itself."""
+        winner, (path, *_) = session.offer, session.paths
+        self._end_host(f"it closes for {winner.host_name}", winner)
+        self.joiner.search.look_again(winner, path.interface, now)
+
+    def _end_host(self, reason: str, winner: Offer | None = None) -> None:
+        assert self.host is not None
+        self.host.close(reason, winner=winner)
+        self.host = self._competition = None
+        self.sightings.serve(self.joiner.search)
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def expired(self, now: float) -> bool:
+        """Return whether the deadline has passed without an end."""
+        return not self.finished and not self.closed and now >= self.deadline
+
+    def give_up(self, error: MingleError) -> None:
+        """End at the deadline, with this error unless what happened before has its own."""
+        self.role.give_up(self.sightings.failure(self.deadline), error)
+
+    def close(self, reason: str, *, failed: bool = False) -> None:
+        """Send the good-byes and close every connection.
+
+        Args:
+            reason: why.
+            failed: whether the others must take this for a loss, after GO. The end of a host is one anyway.
+        """
+        if not self.closed:
+            self.closed = True
+            self.role.close(reason, failed=failed)
