@@ -61,6 +61,8 @@ ROLE = "torchelastic/role_info/"
 RANKS = "torchelastic/assigned_ranks/"
 """The prefix of torch's keys by which agent 0 publishes the workers' ranks."""
 LOOK_SECONDS = 0.01
+BARRIER_SECONDS = 0.1
+"""How often an agent looks whether all agents have come to the exit barrier."""
 
 _T = TypeVar("_T")
 
@@ -338,6 +340,10 @@ class AgentHandler(RendezvousHandler):
         """Return whether the job has been ended for good."""
         return self._closed or self._gathering.state.ended is not None or self._gathering.state.ending
 
+    def has_ended(self) -> bool:
+        """Return whether the host has ended the job, so that its store is closed or about to be."""
+        return self._gathering.state.ended is not None
+
     def set_closed(self) -> None:
         """End the job for good, for all its agents; an agent that is in no round ends its own part in it alone."""
         # Torchrun calls this by `shutdown` with its exception on the way; the other agents are told its kind. One that
@@ -443,11 +449,22 @@ class RoundStore(PrefixStore):
 
     def wait(self, *arguments: Any) -> None:
         """See `torch.distributed.Store.wait`."""
+        keys: list[str] = arguments[0]
+        wait = functools.partial(super().wait, *arguments)
+        if not keys[0].startswith(EXIT_BARRIER):
+            self._handler.call(wait)
+            return
+        check = functools.partial(super().check, keys)
+        # Torch's stubs lack this property.
+        deadline = time.monotonic() + self.timeout.total_seconds()  # type: ignore[attr-defined]
         try:
-            self._handler.call(functools.partial(super().wait, *arguments))
+            # Poll: the host may leave first and close the store, and torch logs the stack of a call that waits there.
+            while not self._handler.has_ended() and not self._handler.call(check):
+                if time.monotonic() > deadline:
+                    self._handler.call(wait)
+                time.sleep(BARRIER_SECONDS)
         except RendezvousConnectionError as error:
-            # The host can leave the barrier first, and closes the store: torch would log a traceback at a good end.
-            if not (self._handler.is_closed() and str(arguments[0][0]).startswith(EXIT_BARRIER)):
+            if not self._handler.has_ended():
                 raise
             logger.info("the exit barrier is over: %s", error)
 

@@ -38,7 +38,7 @@ class Handler:
     def is_lost(self) -> bool:
         return self.lost
 
-    def is_closed(self) -> bool:
+    def has_ended(self) -> bool:
         return self.closed
 
     def void_round(self) -> None:
@@ -106,6 +106,9 @@ def test_the_exit_barrier_is_over_once_the_host_has_closed_the_job(inner: HashSt
     handler.closed = False
     with pytest.raises(agent_handler.RendezvousConnectionError):
         store.wait([EXIT_BARRIER + "/last_member"])
+    handler.refusal = None
+    inner.set(f"agent/{EXIT_BARRIER}/last_member", "1")
+    store.wait([EXIT_BARRIER + "/last_member"])
 
 
 # --- the exchange of roles -------------------------------------------------------------------------------------------
