@@ -186,7 +186,8 @@ class Job:
 
 def said(agent: Rank[None], event: str) -> list[Said]:
     """What the workers of an agent have said so far."""
-    lines = [json.loads(line) for line in agent.stdout.splitlines() if line.startswith("{") and line.endswith("}")]
+    whole = [line for line in agent.stdout.splitlines(keepends=True) if line.startswith("{") and line.endswith("}\n")]
+    lines = [json.loads(line) for line in whole]  # the last one may still be on its way to the file
     return [line for line in lines if line["event"] == event]
 
 

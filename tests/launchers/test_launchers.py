@@ -63,7 +63,8 @@ def test_the_sbatch_example_with_one_torchrun_for_each_node(slurm: Slurm) -> Non
     log, checkpoints = slurm.directory / "line-fit.log", slurm.directory / "line-fit"
     arguments = ("torchrun.sbatch", "--steps", "20", "--checkpoints", checkpoints)
     slurm.run("sbatch", "--wait", f"--output={log}", *arguments, cwd=EXAMPLES / "slurm")
-    assert sorted(re.findall(r"^rank (\d) of 4 at ", log.read_text(), re.MULTILINE)) == ["0", "1", "2", "3"]
+    # Under torchrun print writes the end of a line apart, and two workers share a file.
+    assert sorted(re.findall(r"rank (\d) of 4 at ", log.read_text())) == ["0", "1", "2", "3"]
 
 
 def test_outside_a_step_of_slurm_there_is_an_error_at_once(slurm: Slurm) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import socket
+import sys
 
 if "DISCOVER" in os.environ:
     import mingle
@@ -30,17 +31,14 @@ for _ in range(4):
     engine.backward(loss)
     engine.step()
 weights = torch.cat([each.detach().flatten() for each in engine.module.parameters()])
-print(
-    json.dumps(
-        {
-            "rank": os.environ["RANK"],
-            "host": socket.gethostname(),
-            "master": os.environ["MASTER_ADDR"],
-            "world_size": torch.distributed.get_world_size(),
-            "stage": engine.zero_optimization_stage(),
-            "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
-        }
-    ),
-    flush=True,
-)
+record = {
+    "rank": os.environ["RANK"],
+    "host": socket.gethostname(),
+    "master": os.environ["MASTER_ADDR"],
+    "world_size": torch.distributed.get_world_size(),
+    "stage": engine.zero_optimization_stage(),
+    "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
+}
+sys.stdout.write(json.dumps(record) + "\n")  # in one write: the lines of two workers end in one file
+sys.stdout.flush()
 os._exit(0)  # a model in DistributedDataParallel keeps Gloo's threads until the interpreter goes down

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import socket
+import sys
 import tempfile
 
 import torch
@@ -31,18 +32,15 @@ arguments = TrainingArguments(
 trainer = Trainer(model=model, args=arguments, train_dataset=[{"input_ids": text, "labels": text} for text in texts])
 result = trainer.train()
 weights = torch.cat([each.detach().flatten() for each in model.parameters()])
-print(
-    json.dumps(
-        {
-            "rank": os.environ["RANK"],
-            "local_rank": os.environ["LOCAL_RANK"],
-            "host": socket.gethostname(),
-            "master": os.environ["MASTER_ADDR"],
-            "world_size": arguments.world_size,
-            "steps": result.global_step,
-            "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
-        }
-    ),
-    flush=True,
-)
+record = {
+    "rank": os.environ["RANK"],
+    "local_rank": os.environ["LOCAL_RANK"],
+    "host": socket.gethostname(),
+    "master": os.environ["MASTER_ADDR"],
+    "world_size": arguments.world_size,
+    "steps": result.global_step,
+    "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
+}
+sys.stdout.write(json.dumps(record) + "\n")  # in one write: the lines of two workers end in one file
+sys.stdout.flush()
 os._exit(0)  # a model in DistributedDataParallel keeps Gloo's threads until the interpreter goes down
