@@ -197,6 +197,24 @@ def test_a_host_that_ends_for_good_restarts_nobody(lab: Lab, job: MakeJob, how: 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_host_that_is_done_does_not_wait_for_a_node_that_is_lost(lab: Lab, job: MakeJob, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    made = job(f"done-{seed}", "3", script=["--alone"])
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    lost, rest = survivors(made, hosts, of_host=False)
+    for host in rest:
+        made.leave_file(host).touch()
+    made.until(lambda: all(made.said(host, "done") for host in rest), "the workers of two to finish")
+    threading.Event().wait(3.0)  # torchrun sees within 0.1 s that a worker has ended
+    lost.kill()
+    for host in rest:
+        made.agents[host].result(SECONDS)  # torch's exit barrier would last for 300 s
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_an_agent_that_is_stopped_for_a_moment_restarts_no_workers(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]

@@ -131,6 +131,7 @@ class FixedGathering:
         self.done = False
         self.closed: str | None = None
         self.failed = False
+        self.round_over = False
         self.member = secrets.token_bytes(16)
         self.memory = Memory(wanted.policy)
         number = len(place.members)
@@ -154,6 +155,7 @@ class FixedGathering:
         return AgentState(
             round=self.memory.round,
             round_wanted=self.memory.round_wanted,
+            round_over=self.round_over,
             ending=self.memory.ending,
             lost=self.lost,
             ended=self.ended,

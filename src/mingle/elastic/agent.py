@@ -182,6 +182,11 @@ class Agent(Node):
         """How firmly the agent knows that its session is the only one; torchrun gets only rounds that this allows."""
         return Hold() if self.outcome is None else self.role.hold
 
+    @property
+    def round_over(self) -> bool:
+        """Whether this agent is the host, and the agents of its round that are done wait for others in vain."""
+        return self.host is not None and self.host.rounds.over
+
     def give_up(self, error: MingleError) -> None:
         """End a gathering whose time is up, with this error unless what happened before has its own."""
         super().give_up(error)

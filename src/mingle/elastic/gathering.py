@@ -65,6 +65,7 @@ class AgentState:
         gathered: the session that the agent is in; None: it is in none.
         round: the round of that session that the agent is in; None: it is in none, or waits for the next one.
         round_wanted: whether another round has to follow that one.
+        round_over: whether this agent is the host, and the agents of the round that are done wait for others in vain.
         ending: whether an agent has ended the job for all, after which no round begins.
         hold: how firmly the agent knows that its session is the only one.
         lost: why the session that :meth:`Gathering.gather` returned was lost, in words; None while it exists.
@@ -75,6 +76,7 @@ class AgentState:
     gathered: Gathered | None = None
     round: Begin | None = None
     round_wanted: bool = False
+    round_over: bool = False
     ending: bool = False
     hold: Hold = field(default_factory=Hold)
     lost: str | None = None
@@ -269,6 +271,7 @@ class Gathering(Party):
             gathered=gathered,
             round=agent.memory.round,
             round_wanted=agent.memory.round_wanted,
+            round_over=agent.round_over,
             ending=agent.memory.ending,
             hold=agent.hold,
             lost=lost,

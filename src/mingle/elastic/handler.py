@@ -344,6 +344,10 @@ class AgentHandler(RendezvousHandler):
         """Return whether the host has ended the job, so that its store is closed or about to be."""
         return self._gathering.state.ended is not None
 
+    def waits_in_vain(self) -> bool:
+        """Return whether this is the host, and the agents that are done wait for others that can't come any more."""
+        return self._gathering.state.round_over
+
     def set_closed(self) -> None:
         """End the job for good, for all its agents; an agent that is in no round ends its own part in it alone."""
         # Torchrun calls this by `shutdown` with its exception on the way; the other agents are told its kind. One that
@@ -462,6 +466,9 @@ class RoundStore(PrefixStore):
             while not self._handler.has_ended() and not self._handler.call(check):
                 if time.monotonic() > deadline:
                     self._handler.call(wait)
+                if self._handler.waits_in_vain():
+                    for key in keys:
+                        self._handler.call(functools.partial(super().set, key, ""))  # ends the barrier for all
                 time.sleep(BARRIER_SECONDS)
         except RendezvousConnectionError as error:
             if not self._handler.has_ended():

@@ -34,6 +34,7 @@ class Rounds:
         due: when the next call of :meth:`look` can have a result without any event; None: never.
         number: of the present round; -1 before the first.
         participants: the agents of the present round that are neither lost nor done.
+        over: whether the agents of the present round that are done wait for others in vain.
     """
 
     def __init__(
@@ -47,8 +48,11 @@ class Rounds:
         self._companions = {(who.hostname, who.pid) for who in memory.companions} - {memory.host_lost}
         self.number = -1
         self.participants: set[bytes] = set()
-        self._finishing = False
-        """Whether the workers of an agent of the present round are done."""
+        self.over = False
+        self._size = 0
+        """How many agents the present round began with."""
+        self._done: set[bytes] = set()
+        """The agents of the present round whose workers are done."""
         self._waiting: dict[bytes, frames.Next] = {}
         """The agents that have said NEXT since they were last in a round."""
         self._known: tuple[Sequence[Seated] | None, int] = None, 0
@@ -72,7 +76,7 @@ class Rounds:
     def said_done(self, member: bytes) -> None:
         """Handle DONE: neither the loss of this member nor newcomers make another round wanted: the job is ending."""
         self._news = True
-        self._finishing |= member in self.participants
+        self._done |= self.participants & {member}
         self.participants.discard(member)
         self._waiting.pop(member, None)
 
@@ -97,6 +101,7 @@ class Rounds:
         if lost := self.lost(self.participants, present):
             self.participants -= lost
             self._want(now)
+        self.over = self.is_over(present)
         self.due = None
         if self._wanted_at is None and (at := self.newcomers_at(len(present))) is not None:
             if now >= at:
@@ -122,6 +127,16 @@ class Rounds:
         """Return the participants without which the workers of the others can't go on."""
         return {member for member in participants if member not in present}
 
+    def is_over(self, present: Collection[bytes]) -> bool:
+        """Return whether nothing is left for which the agents that are done would have to wait.
+
+        The workers of all others have ended before they were done, and as long as those that are done have their
+        seats, too few other agents can come for another round.
+        """
+        others = self._policy.nodes.maximum - len(self._done.intersection(present))
+        unfinished = len(self._done) < self._size and self.participants <= self._waiting.keys()
+        return bool(self._done) and unfinished and others < self._quorum.round_minimum
+
     def newcomers_at(self, present: int) -> float | None:
         """Return the time from which the waiting agents make another round wanted; None: they do not.
 
@@ -130,7 +145,7 @@ class Rounds:
         otherwise a node that crashes again and again would restart all others each time. Once an agent of the round is
         done, newcomers make no round wanted: the job is ending.
         """
-        if not self._waiting or self._finishing:
+        if not self._waiting or self._done:
             return None
         full = present == self._policy.nodes.maximum
         return (self._for_newcomers_at if full else self._began_at) + self._policy.last_call
@@ -177,7 +192,7 @@ class Rounds:
         found = doubts(seats)
         self.number += 1
         self.participants = {seat.member for seat in seats}
-        self._finishing = False
+        self._size, self._done, self.over = len(seats), set(), False
         self._wanted_at = self._enough_at = None
         self._began_at = now
         self._waiting.clear()

@@ -533,6 +533,20 @@ def test_the_exit_barrier_ends_with_the_gathering(place: Place, pool: ThreadPool
         waiting.result(30)
 
 
+def test_the_exit_barrier_ends_for_all_once_nobody_else_can_come(place: Place, pool: ThreadPoolExecutor) -> None:
+    from torch.distributed.elastic.utils.store import barrier
+
+    handlers, gatherings = zip(*(make(place, 3, 3) for _ in range(3)), strict=True)
+    infos = together(pool, list(handlers))
+    waiting = [pool.submit(barrier, info.store, 3, "torchelastic/agent/terminal_state", 60) for info in infos[:2]]
+    until(lambda: gatherings[0].done and gatherings[1].done)
+    threading.Event().wait(0.3)
+    assert not any(each.done() for each in waiting)
+    gatherings[0].round_over = True  # as on the host
+    for each in waiting:
+        each.result(SECONDS)
+
+
 def test_stores_that_fail_while_their_host_lives_are_an_error(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

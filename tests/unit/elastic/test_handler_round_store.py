@@ -41,6 +41,9 @@ class Handler:
     def has_ended(self) -> bool:
         return self.closed
 
+    def waits_in_vain(self) -> bool:
+        return False
+
     def void_round(self) -> None:
         self.void = True
 

@@ -480,6 +480,48 @@ def test_a_failure_in_a_round_that_is_ending_restarts_those_that_are_not_done() 
     assert session.wanted() == "BCD", "newcomers count again"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "before", "lost", "over"),
+    [
+        ((3, 3), "AB", "C", True),
+        ((2, 3), "AB", "C", True),
+        ((2, 3), "A", "C", False),
+        ((1, 2), "A", "B", False),
+        ((2, 4), "AB", "CD", False),
+        ((2, 4), "ABC", "D", True),
+        ((3, 3), "ABC", "", False),
+    ],
+    ids=[
+        "no round without all",
+        "too few for a round",
+        "B still runs",
+        "B can come back",
+        "C and D can come back",
+        "D can't run alone",
+        "all are done",
+    ],
+)
+def test_agents_that_are_done_wait_in_vain_once_too_few_others_can_come(
+    nodes: tuple[int, int], before: str, lost: str, over: bool
+) -> None:
+    session = Session(nodes)
+    session.run("ABCD"[: nodes[1]])
+    session.done(before)
+    assert not session.rounds.over
+    session.lose(lost)
+    assert session.rounds.over == over
+
+
+def test_agents_that_are_done_wait_in_vain_for_one_whose_worker_failed() -> None:
+    session = Session((3, 3))
+    session.run("ABC")
+    session.done("A")
+    session.next("B")
+    assert not session.rounds.over, "C still runs"
+    session.next("C")
+    assert session.rounds.over, "it takes three for another round"
+
+
 # --- ranks ---------------------------------------------------------------------------------------------------------
 
 
