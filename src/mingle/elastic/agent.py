@@ -10,6 +10,7 @@ stopped, or a machine that was suspended, must not act on the state from before.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TypeGuard
 
@@ -74,32 +75,15 @@ class Agent(Node):
         self._stopped_electing = False
         self._over = False
         """Whether its part in the job was ended on purpose."""
-        super().__init__(identity, endpoints, context, now, new_session=new_session)
-
-    def _make_candidacy(self) -> ElasticCandidacy:
-        return ElasticCandidacy(self.identity)
-
-    def _make_joiner(self, now: float) -> AgentMember:
-        return AgentMember(
-            self.identity,
-            self._context,
-            now,
-            deadline=self.deadline,
-            diagnostics=self.diagnostics,
-            memory=self.memory,
-        )
-
-    def _make_host(self, endpoints: Endpoints, now: float) -> ElasticHost:
-        return ElasticHost(
-            self.identity,
-            self._new_session(),
+        super().__init__(
+            identity,
             endpoints,
-            self._context,
+            context,
             now,
-            deadline=self.deadline,
-            diagnostics=self.diagnostics,
-            sightings=self.sightings,
-            memory=self.memory,
+            new_session=new_session,
+            candidacy=ElasticCandidacy(identity),
+            make_joiner=functools.partial(AgentMember, memory=self.memory),
+            make_host=functools.partial(ElasticHost, memory=self.memory),
         )
 
     # --- what the driver wants -------------------------------------------------------------------------------------

@@ -56,6 +56,9 @@ class Node:
         context: what its parts need.
         now: the time.
         new_session: returns the id of a session that this process hosts.
+        candidacy: the rules by which hosts compete, if an agent has its own.
+        make_joiner: makes the part that looks for a host and is its member.
+        make_host: makes the part that hosts.
     """
 
     def __init__(
@@ -66,6 +69,9 @@ class Node:
         now: float,
         *,
         new_session: Callable[[], bytes] | None = None,
+        candidacy: Candidacy | None = None,
+        make_joiner: Callable[..., Joiner] = Joiner,
+        make_host: Callable[..., Host] = Host,
     ) -> None:
         self.identity = identity
         self.endpoints = endpoints
@@ -73,7 +79,8 @@ class Node:
         self._context = context
         self._new_session = new_session or functools.partial(os.urandom, 16)
         self._elects = identity.rank is None
-        self._candidacy = self._make_candidacy()
+        self._candidacy = candidacy or Candidacy(identity)
+        self._make_joiner, self._make_host = make_joiner, make_host
         self._begin(now)
 
     def _begin(self, now: float) -> None:
@@ -85,7 +92,7 @@ class Node:
         self.host: Host | None = None
         self._competition: Competition | None = None
         """The competition of this host with others, if it was elected."""
-        self.joiner = self._make_joiner(now)
+        self.joiner = self._make_joiner(identity, context, now, deadline=self.deadline, diagnostics=self.diagnostics)
         if context.mesh != "off" or identity.kind == "ranks":
             self.joiner.endpoints = self.endpoints  # it is also called where all are to reach the first in order
         self.sightings = self.joiner.search.sightings
@@ -100,26 +107,6 @@ class Node:
             self._look_from(now)
         elif identity.rank == 0:
             self._become_host(now)
-
-    # --- what an agent makes in its own way ------------------------------------------------------------------------
-
-    def _make_candidacy(self) -> Candidacy:
-        return Candidacy(self.identity)
-
-    def _make_joiner(self, now: float) -> Joiner:
-        return Joiner(self.identity, self._context, now, deadline=self.deadline, diagnostics=self.diagnostics)
-
-    def _make_host(self, endpoints: Endpoints, now: float) -> Host:
-        return Host(
-            self.identity,
-            self._new_session(),
-            endpoints,
-            self._context,
-            now,
-            deadline=self.deadline,
-            diagnostics=self.diagnostics,
-            sightings=self.sightings,
-        )
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -311,7 +298,16 @@ class Node:
         """Host a session; ``asked_by``: the session whose host has asked this process to host the job in its place."""
         assert self.endpoints is not None
         self._elect_at = self._patient_until = None
-        self.host = host = self._make_host(self.endpoints, now)
+        self.host = host = self._make_host(
+            self.identity,
+            self._new_session(),
+            self.endpoints,
+            self._context,
+            now,
+            deadline=self.deadline,
+            diagnostics=self.diagnostics,
+            sightings=self.sightings,
+        )
         if asked_by is not None:
             # That host has not decided GO in this epoch, and can't without an ACK of this process.
             asked_by.confirmed = False

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
-import time
 
 import msgspec
 import pytest
 
-from mingle.elastic.agent import Agent
 from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Nodes, Policy
@@ -17,6 +16,7 @@ from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.events import Address, Disconnected, Heard, Source, StoreProved, TimerDue
 from mingle.protocol.machine import Context, Endpoints
 from mingle.protocol.member import Joining
+from mingle.protocol.node import Node
 from mingle.protocol.participant import AwaitingGo
 from mingle.protocol.sessions import KnownSession
 from mingle.wire.datagrams import Offer
@@ -198,11 +198,8 @@ def alone_with(memory: Memory) -> Alone:
     identity = msgspec.structs.replace(IDENTITY, rank=None, kind="agents", minimum=1)
     context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
     endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4002)
-    agent = Agent(identity, endpoints, context, 0.0, policy=memory.policy, wall_clock=time.time)
-    agent.memory = memory
-    agent._begin(0.0)
     alone = Alone()
-    alone.node = agent
+    alone.node = Node(identity, endpoints, context, 0.0, make_joiner=functools.partial(AgentMember, memory=memory))
     return alone
 
 
