@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.distributed import PrefixStore, Store
@@ -340,8 +341,9 @@ class AgentHandler(RendezvousHandler):
         """Return whether the job has been ended for good."""
         return self._closed or self._gathering.state.ended is not None or self._gathering.state.ending
 
-    def has_ended(self) -> bool:
-        """Return whether the host has ended the job, so that its store is closed or about to be."""
+    def has_ended(self, *, within: float = 0.0) -> bool:
+        """Return whether the host has ended the job, or does within some seconds, so that its store is closed."""
+        self._gathering.session_lost.wait(within)
         return self._gathering.state.ended is not None
 
     def waits_in_vain(self) -> bool:
@@ -454,9 +456,8 @@ class RoundStore(PrefixStore):
     def wait(self, *arguments: Any) -> None:
         """See `torch.distributed.Store.wait`."""
         keys: list[str] = arguments[0]
-        wait = functools.partial(super().wait, *arguments)
         if not keys[0].startswith(EXIT_BARRIER):
-            self._handler.call(wait)
+            self._handler.call(functools.partial(super().wait, *arguments))
             return
         check = functools.partial(super().check, keys)
         # Torch's stubs lack this property.
@@ -465,15 +466,19 @@ class RoundStore(PrefixStore):
             # Poll: the host may leave first and close the store, and torch logs the stack of a call that waits there.
             while not self._handler.has_ended() and not self._handler.call(check):
                 if time.monotonic() > deadline:
-                    self._handler.call(wait)
+                    break
                 if self._handler.waits_in_vain():
                     for key in keys:
                         self._handler.call(functools.partial(super().set, key, ""))  # ends the barrier for all
                 time.sleep(BARRIER_SECONDS)
-        except RendezvousConnectionError as error:
-            if not self._handler.has_ended():
+            else:
+                return
+        except (RendezvousConnectionError, OSError, RuntimeError) as error:
+            if not self._handler.has_ended(within=LOSS_SECONDS):  # the store can be closed before that is heard
                 raise
             logger.info("the exit barrier is over: %s", error)
+            return
+        self._handler.call(functools.partial(super().wait, keys, timedelta(milliseconds=1)))  # for torch's own error
 
     def check(self, keys: list[str]) -> bool:
         """See `torch.distributed.Store.check`."""

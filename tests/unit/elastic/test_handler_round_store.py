@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch.distributed.elastic.agent.server.api as agent_api
-from torch.distributed import HashStore
+from torch.distributed import DistStoreError, HashStore
+from torch.distributed.elastic.utils.store import barrier
 
 from mingle.elastic import handler as agent_handler
 from mingle.elastic.handler import EXIT_BARRIER, RoundStore
@@ -23,6 +25,8 @@ class Handler:
     def __init__(self) -> None:
         self.calls = 0
         self.done = self.void = self.lost = self.closed = False
+        self.closes = False
+        """Whether it hears within seconds that the host has closed the job."""
         self.refusal: Exception | None = None
         self.waiting = 0
 
@@ -38,8 +42,8 @@ class Handler:
     def is_lost(self) -> bool:
         return self.lost
 
-    def has_ended(self) -> bool:
-        return self.closed
+    def has_ended(self, *, within: float = 0.0) -> bool:
+        return self.closed or (self.closes and within > 0)
 
     def waits_in_vain(self) -> bool:
         return False
@@ -112,6 +116,24 @@ def test_the_exit_barrier_is_over_once_the_host_has_closed_the_job(inner: HashSt
     handler.refusal = None
     inner.set(f"agent/{EXIT_BARRIER}/last_member", "1")
     store.wait([EXIT_BARRIER + "/last_member"])
+
+
+def test_the_store_can_be_closed_before_an_agent_in_the_exit_barrier_hears_of_the_end(
+    inner: HashStore, handler: Handler
+) -> None:
+    store = make(inner, handler)
+    handler.refusal = RuntimeError("Broken pipe")
+    with pytest.raises(RuntimeError, match="Broken pipe"):
+        store.wait([EXIT_BARRIER + "/last_member"])
+    handler.closes = True
+    store.wait([EXIT_BARRIER + "/last_member"])
+
+
+def test_the_exit_barrier_takes_no_longer_than_its_timeout(inner: HashStore, handler: Handler) -> None:
+    began_at = time.monotonic()
+    with pytest.raises(DistStoreError, match="timeout"):
+        barrier(make(inner, handler), 2, EXIT_BARRIER, barrier_timeout=2)
+    assert time.monotonic() - began_at < 3.5
 
 
 # --- the exchange of roles -------------------------------------------------------------------------------------------
