@@ -263,7 +263,8 @@ class Node:
         if not may_host and self._competition is not None and self._competition.can_close():
             self._end_host("it must not host the job any more")
             self.joiner.search.resume(now)
-        if self.host is not None or self.expects_host(now) or self.sightings.may_run() or not may_host:
+        awaited = self.expects_host(now) or self.sightings.may_run()  # the claims are weighed for a host, too
+        if self.host is not None or awaited or not may_host:
             self._patient_until = None
         elif self._patient_until is None:
             self._look_from(now)

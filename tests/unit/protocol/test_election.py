@@ -40,6 +40,7 @@ from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.node import Node
 from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.session.phases import Confirming, HandingOver
+from mingle.protocol.sightings import SILENT_SECONDS
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, Kind, Offer, Seek
 from tests.support.scripted_host import IDENTITY, SESSION, Alone
@@ -633,6 +634,15 @@ def test_a_host_waits_no_longer_for_another_one_that_was_sealed_and_takes_member
     (conn,) = process.dialed(1.5)
     process.dialed(1.55, HIGH, state="sealed", joined=3)
     process.prove(conn)
+    assert process.machine.host is not None
+    assert not process.machine.host.conflicts.any_alive
+
+
+def test_the_time_of_a_claim_begins_on_a_host_with_the_datagram() -> None:
+    process = Hosting(LOW)
+    process.dialed(1.5)
+    process.dialed(1.51, HIGH, state="sealed", joined=3)
+    process.machine.handle(TimerDue(), 1.52 + SILENT_SECONDS)
     assert process.machine.host is not None
     assert not process.machine.host.conflicts.any_alive
 
