@@ -125,7 +125,7 @@ class ElasticHost(Host):
             times += [self._ping_at, self._look_at, self._lease_ends_at]
             if self._store_gone_at is not None:
                 times.append(self._store_gone_at + STORE_GONE_SECONDS)
-            if self.rounds.due is not None and not self.quorum.ending:
+            if self.rounds.due is not None:
                 times.append(self.rounds.due)
         return min((time for time in times if time is not None), default=None)
 
@@ -270,8 +270,7 @@ class ElasticHost(Host):
         if self._told is None:
             self._begin(now)
         self.quorum.note_quorum(now)
-        if not self.quorum.ending:
-            self.rounds.look(self.registrar.seats.members(), now)
+        self.rounds.look(self.registrar.seats.members(), now)
         self._tell_members()
         self.check(now)
         for offer, running in [] if self.closed else self.conflicts.proved():

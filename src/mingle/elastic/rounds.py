@@ -95,6 +95,10 @@ class Rounds:
             return
         self._known, self._news = (seats, minimum), False
         present = {seat.member: seat for seat in seats}
+        if self._quorum.ending:  # no round begins any more
+            self.participants &= present.keys()
+            self.over, self.due = self.is_over(present), None
+            return
         self._waiting = {member: said for member, said in self._waiting.items() if member in present}
         if self.number < 0 and self._wanted_at is None:
             self._wanted_at = now
@@ -130,12 +134,12 @@ class Rounds:
     def is_over(self, present: Collection[bytes]) -> bool:
         """Return whether nothing is left for which the agents that are done would have to wait.
 
-        The workers of all others have ended before they were done, and as long as those that are done have their
-        seats, too few other agents can come for another round.
+        The workers of all others have ended before they were done, and no round can follow: an agent has ended the
+        job, or as long as those that are done have their seats, too few other agents can come.
         """
         others = self._policy.nodes.maximum - len(self._done.intersection(present))
         unfinished = len(self._done) < self._size and self.participants <= self._waiting.keys()
-        return bool(self._done) and unfinished and others < self._quorum.round_minimum
+        return bool(self._done) and unfinished and (self._quorum.ending or others < self._quorum.round_minimum)
 
     def newcomers_at(self, present: int) -> float | None:
         """Return the time from which the waiting agents make another round wanted; None: they do not.

@@ -135,6 +135,20 @@ def test_the_end_of_a_job_ends_the_wait_of_a_newcomer_for_a_round() -> None:
     assert all(each.workers is not None for each in (process, others[1])), "their workers go on to their end"
 
 
+def test_agents_that_are_done_wait_in_vain_once_all_others_have_ended_the_job(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering)
+    assert gathering.world.run(30.0, until=lambda: gathering.in_one_round([process, *others]))
+    for done in (process.agent, others[0].agent):
+        done.stop_electing(gathering.world.now)
+    others[1].close()
+    gathering.world.run(0.5)
+    assert host.quorum.ending
+    assert not process.agent.round_over, "one still runs"
+    others[2].close()
+    gathering.world.run(0.5)
+    assert process.agent.round_over
+
+
 def test_after_the_end_of_a_job_no_agent_looks_for_another_session(gathering: AgentGathering) -> None:
     process, _, others = started(gathering)
     others[0].close()
