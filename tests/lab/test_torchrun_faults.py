@@ -197,10 +197,13 @@ def test_a_host_that_ends_for_good_restarts_nobody(lab: Lab, job: MakeJob, how: 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-def test_a_host_that_is_done_does_not_wait_for_a_node_that_is_lost(lab: Lab, job: MakeJob, seed: int) -> None:
+@pytest.mark.parametrize("how", ["lost", "fails"])
+def test_a_host_that_is_done_waits_for_no_node_that_can_not_be_done(
+    lab: Lab, job: MakeJob, how: str, seed: int
+) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
-    made = job(f"done-{seed}", "3", script=["--alone"])
+    made = job(f"done-{how}-{seed}", "3", script=["--alone"])
     made.start(*hosts)
     made.wait_for_group(hosts)
     lost, rest = survivors(made, hosts, of_host=False)
@@ -208,7 +211,11 @@ def test_a_host_that_is_done_does_not_wait_for_a_node_that_is_lost(lab: Lab, job
         made.leave_file(host).touch()
     made.until(lambda: all(made.said(host, "done") for host in rest), "the workers of two to finish")
     threading.Event().wait(3.0)  # torchrun sees within 0.1 s that a worker has ended
-    lost.kill()
+    if how == "lost":
+        lost.kill()
+    else:
+        made.fail_file.write_text(lost.name)
+        assert made.agents[lost].error(SECONDS).name == "ChildFailedError"
     for host in rest:
         made.agents[host].result(SECONDS)  # torch's exit barrier would last for 300 s
 
