@@ -352,7 +352,8 @@ def test_each_peer_is_shown_with_its_address_and_whether_anything_came_from_ther
     names.answers = {"node0": [("10.0.0.9", 29499)], "many": many, "us": [own], "unknown": OSError("unknown")}
     asked = made(*(Peer(name) for name in (*names.answers, "10.0.0.7")))
     names.answer(*names.answers)
-    until(lambda: asked.failures and ["unknown: no address"] == [each for each in asked.answers(()) if "no add" in each])
+    lacks = "unknown: no address"
+    until(lambda: asked.failures and [each for each in asked.answers(()) if "no add" in each] == [lacks])
     asked.turn(silent=True, now=0.0)
     for address in ("10.0.0.2", "10.0.0.7", "10.0.0.250"):
         asked.heard(address)
