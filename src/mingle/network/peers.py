@@ -39,8 +39,9 @@ RESOLVED_SECONDS = 0.1
 """How often newly resolved addresses are looked for."""
 MAX_THREADS = 8
 SHOWN = 4
-HERE = ": this machine"
 """How many addresses of a name are shown."""
+HERE = ": this machine"
+"""What is said of a name that has no other address than this machine's."""
 # A name that resolves to more than this is no list of hosts; bounded against a hostile or broken resolver. Addresses
 # are kept while the process looks for others, because a resolver can return another subset each time; all together
 # cost at most PER_ROUND datagrams a round.

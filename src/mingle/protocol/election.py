@@ -16,8 +16,10 @@ proved itself:
 * A firewall can keep every call away from the host with the lower id. A host that calls it in vain says UNREACHABLE on
   the connection on which it was called. The host that made this connection has proved the other one by it, and closes.
 
-Only a session that is OPEN is closed for another one, and a session that is closed decides nothing more. A process asks
-another host for a seat only when its own session is closed. So it never counts in two sessions that can both form.
+Only a session that is OPEN is closed for another one, but for LEAD (below) and for sessions of agents that run
+(:mod:`mingle.elastic.host`). A session that is closed decides nothing more. A process asks another host for a seat only
+when its own session is closed. So it never counts in two sessions that can both form.
+
 The winner of an election need not be the first in order, which must host the job. A host hands its session over once
 all members have confirmed: it sends LEAD to the first (:class:`~mingle.protocol.session.phases.HandingOver`). That
 process leaves the session, opens one of its own, and answers with its OFFER. The host calls it like any other host and
@@ -180,7 +182,7 @@ class Competition(ConflictingHosts):
         open_for_it = isinstance(state, Open) or (isinstance(state, HandingOver) and state.leader == other)
         return open_for_it and not self._host.finished
 
-    def loses_to(self, offer: Offer) -> bool:
+    def closes_for(self, offer: Offer) -> bool:
         """Return whether this host closes for that one."""
         if offer.session == self._asked_by:
             return False
@@ -196,7 +198,7 @@ class Competition(ConflictingHosts):
         session = self.sightings.remember(offer, named(offer, interface, sender), sender)
         if session is None or session.races_to("conflict") or now < max(session.retry_at, session.report_at):
             return
-        if session.is_proved and not self.loses_to(offer):
+        if session.is_proved and not self.closes_for(offer):
             session.report_at = now + CALL_AGAIN_SECONDS
             session.send(frames.HostSeen(offer=self._host.offer()))
         else:
@@ -234,7 +236,7 @@ class Competition(ConflictingHosts):
                 proved = structs.replace(session.offer, state="open" if state == "open" else "sealed")
                 if not can_close or not self._candidacy.competes(proved):
                     return False
-                if self.loses_to(proved):
+                if self.closes_for(proved):
                     self._close_for(session, now)
                 else:
                     session.send(frames.HostSeen(offer=self._host.offer()))
@@ -257,6 +259,6 @@ class Competition(ConflictingHosts):
         if race.state is RaceState.SILENT and host.registrar.calls_again(other):
             self.sightings.race(session, self._identity.call(session.name, "conflict"), now)
             return
-        if self.loses_to(session.offer):
+        if self.closes_for(session.offer):
             host.answer_host(other, frames.Unreachable(session=session.name))
         host.registrar.first_not_reached(other, now)

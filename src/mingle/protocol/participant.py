@@ -3,9 +3,9 @@
 The host is the coordinator (:mod:`mingle.protocol.session.registrar`), each member is a participant. SEALED asks it to
 prepare, ACK is its vote, GO is commit, and VOID is abort (Gray, "Notes on Data Base Operating Systems", 1978). After
 its ACK a participant is bound to the session: the host may have decided GO, and only VOID, a refusal or the end of the
-session releases it, or that the host was not reached again for a while (`member.RETURN_SECONDS`). It is treated so from
-CONFIRMED on, although there is no GO without its ACK: if connections break for a moment, the members that all wait for
-GO must not scatter to other sessions.
+session releases it, or that the host was not reached again for a while (`membership.RETURN_SECONDS`). It is treated so
+from CONFIRMED on, although there is no GO without its ACK: if connections break for a moment, the members that all wait
+for GO must not scatter to other sessions.
 
 The host numbers its attempts: an *epoch* begins with CONFIRM and ends with GO, VOID or the next CONFIRM.
 """

@@ -24,7 +24,7 @@ CONFLICT_SECONDS = 2.0
 """The time for which each of two rank 0s waits for the other to go."""
 
 
-class _Caller(Struct, frozen=True):
+class _OtherHost(Struct, frozen=True):
     member: bytes
     who: frames.ProcessInfo
     since: float
@@ -43,7 +43,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         self.sightings = sightings
         self._identity = identity
         self._links = links
-        self._callers: dict[int, _Caller] = {}
+        self._callers: dict[int, _OtherHost] = {}
         self._conceded: list[frames.ProcessInfo] = []
         """The open hosts that have ended because of the conflict with this host."""
 
@@ -80,9 +80,9 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
 
     def caller(self, conn: int, member: bytes, who: frames.ProcessInfo, now: float) -> None:
         """Handle another host that has proved itself on a connection of its own making."""
-        self._callers[conn] = _Caller(member, who, now)
+        self._callers[conn] = _OtherHost(member, who, now)
 
-    def _calling(self) -> list[_Caller]:
+    def _calling(self) -> list[_OtherHost]:
         """Return those whose connections stand."""
         if self._callers:
             self._callers = {conn: each for conn, each in self._callers.items() if conn in self._links}
