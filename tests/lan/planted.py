@@ -18,7 +18,7 @@ from mingle.elastic.leases import LEASE_SECONDS, Binding, Hold, Leases
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Nodes, Policy, Quorum
 from mingle.elastic.rounds import Rounds
-from mingle.protocol.election import Attendance, Competition
+from mingle.protocol.election import Attendance, Competition, Patience
 from mingle.protocol.events import Event, Heard, TimerDue
 from mingle.protocol.host import Host
 from mingle.protocol.links.prover import Prover
@@ -184,12 +184,12 @@ def another_when_it_comes_back(right: frames.Join, *_: object) -> frames.Join:
     return structs.replace(right, order=b"\x01\xff") if right.order and right.token else right
 
 
-def once_all_are_counted(right: float, node: Node, _: float, now: float) -> float:
-    return right if node._attendance.complete(now) else right + 1.0
+def once_all_are_counted(right: float, patience: Patience, _: float, __: float | None, now: float) -> float:
+    return right if patience.attendance.complete(now) else right + 1.0
 
 
-def at_once_if_all_are_there(right: float, node: Node, _: float, now: float) -> float:
-    return now if node._attendance.complete(now) else right
+def at_once_if_all_are_there(right: float, patience: Patience, _: float, __: float | None, now: float) -> float:
+    return now if patience.attendance.complete(now) else right
 
 
 _HEARD: WeakKeyDictionary[Node, set[bytes]] = WeakKeyDictionary()
@@ -200,12 +200,12 @@ def is_first_question(node: Node, event: Heard, now: float) -> bool:
     if not isinstance(message, Seek) or message.member in heard or message.member == node.identity.member:
         return False
     heard.add(message.member)
-    return node._patient_until is not None
+    return node._patience.ends_at is not None
 
 
 def begin_anew(genuine: Any, node: Node, event: Heard, now: float) -> None:
     genuine(node, event, now)
-    node._look_from(now)
+    node._patience.begin(now)
 
 
 HOSTS_AND_JOINS = "hosts a session and has asked another host"
@@ -253,7 +253,7 @@ ELECTION = [
         LATE,
         first=11,
     ),
-    Mistake("wait_until_all_are_counted", "election", (Rule(Node, "elects_at", once_all_are_counted),), WAITS),
+    Mistake("wait_until_all_are_counted", "election", (Rule(Patience, "elects_at", once_all_are_counted),), WAITS),
     Mistake(
         "be_patient_anew_for_each_question",
         "election",
@@ -263,7 +263,7 @@ ELECTION = [
     Mistake(
         "become_the_host_with_the_first_question",
         "election",
-        (Rule(Node, "elects_at", at_once_if_all_are_there),),
+        (Rule(Patience, "elects_at", at_once_if_all_are_there),),
         "hosts 0.* s after its question",
     ),
     Mistake(

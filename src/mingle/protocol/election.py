@@ -151,6 +151,65 @@ class Attendance:
         return self._identity.member < min(others, default=b"\xff")
 
 
+class Patience:
+    """How long a process that expects no host looks for one before it becomes one.
+
+    Args:
+        seconds: how long (`Candidacy.patience`).
+        attendance: can end it early.
+        folder_seconds: how long shared folders can take to show a host; it begins after that.
+    """
+
+    def __init__(self, seconds: float, attendance: Attendance, folder_seconds: float) -> None:
+        self.attendance = attendance
+        self.ends_at: float | None = None
+        """When the process becomes the host, as of the last event; None: it does not look for one."""
+        self._seconds = seconds
+        self._folder_seconds = folder_seconds
+        self._folders_until = 0.0
+        """The time until which the shared folders may not have shown a host yet."""
+        self._until: float | None = None
+        """When it ends if not all are there."""
+
+    def begin(self, now: float) -> None:
+        """Look for a host from now on."""
+        self._folders_until = now + self._folder_seconds
+        self.ends_at = self._until = self._folders_until + self._seconds
+
+    def stop(self) -> None:
+        """Look for no host: one is in sight, or hosts here."""
+        self.ends_at = self._until = None
+
+    def go_on(self, asked_at: float | None, now: float) -> None:
+        """Find out when it ends, after an event that has brought no host in sight.
+
+        Args:
+            asked_at: the time of the first question; None: none was asked yet.
+            now: the time.
+        """
+        if self._until is None:
+            self.begin(now)
+        assert self._until is not None
+        self.ends_at = self.elects_at(self._until, asked_at, now)
+
+    def elects_at(self, until: float, asked_at: float | None, now: float) -> float:
+        """Return when the process becomes the host: once its patience ends, or earlier where all are there."""
+        if asked_at is None or not self.attendance.complete(now):
+            return until
+        return min(until, max(asked_at + ELECT_SOONEST_SECONDS, self._folders_until))
+
+    def folders_listed(self, lower: bool, now: float) -> None:
+        """Handle a listing of the shared folders that has this process in it, and so all that wrote before.
+
+        Args:
+            lower: whether it has a process with a lower id.
+            now: the time.
+        """
+        if self._until is not None and now < self._folders_until:
+            self._folders_until = min(self._folders_until, now + (LOWER_SECONDS if lower else 0.0))
+            self._until = self._folders_until + self._seconds
+
+
 class Competition(ConflictingHosts):
     """The other hosts as an elected host sees them: of each two that both take members, one closes.
 

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from mingle.errors import MingleError
 from mingle.protocol.effects import Effect
-from mingle.protocol.election import ELECT_SOONEST_SECONDS, LOWER_SECONDS, Attendance, Candidacy, Competition
+from mingle.protocol.election import Attendance, Candidacy, Competition, Patience
 from mingle.protocol.events import (
     Accepted,
     AddressesChanged,
@@ -96,15 +96,9 @@ class Node:
         if context.mesh != "off" or identity.kind == "ranks":
             self.joiner.endpoints = self.endpoints  # it is also called where all are to reach the first in order
         self.sightings = self.joiner.search.sightings
-        self._attendance = Attendance(identity)
-        self._folders_until = 0.0
-        """The time until which the shared folders may not have shown a host yet."""
-        self._patient_until: float | None = None
-        """When it becomes the host if it hears of none until then; None: it does not look for one."""
-        self._elect_at: float | None = None
-        """The same, or earlier where all are there."""
+        self._patience = Patience(self._candidacy.patience(), Attendance(identity), context.folder_seconds)
         if self._elects:
-            self._look_from(now)
+            self._patience.begin(now)
         elif identity.rank == 0:
             self._become_host(now)
 
@@ -140,7 +134,7 @@ class Node:
             return None
         times = [self.role.next_timer()]
         if not self.finished:
-            times += [self._elect_at, self.deadline]
+            times += [self._patience.ends_at, self.deadline]
         return min((time for time in times if time is not None), default=None)
 
     def stage(self) -> str:
@@ -218,7 +212,7 @@ class Node:
             case InterfacesChanged():
                 self.joiner.rewired(now)
             case FoldersListed(lower):
-                self._folders_listed(lower, now)
+                self._patience.folders_listed(lower, now)
             case TimerDue():
                 self._handle_timer(now)
         self._watch(now)
@@ -228,7 +222,7 @@ class Node:
         if isinstance(message, Offer) and message.host == self.identity.member:
             return  # of this process, from this session or from one that it has given up
         if self._elects and not self.finished:
-            self._attendance.heard(message, now)
+            self._patience.attendance.heard(message, now)
             if self._candidacy.is_other_host(message):
                 self.diagnostics.heard_host(message, source)
             if self._competition is not None and self._candidacy.competes(message):
@@ -241,7 +235,7 @@ class Node:
     def _handle_timer(self, now: float) -> None:
         """Do everything that is due."""
         self._watch(now)
-        if self._elect_at is not None and now >= self._elect_at:
+        if self._patience.ends_at is not None and now >= self._patience.ends_at:
             self._become_host(now)
         self.role.handle_timer(now)
 
@@ -250,7 +244,7 @@ class Node:
     def _watch(self, now: float) -> None:
         """Check, after every event, whether to become the host, or to be it no more."""
         if not self._elects or self.finished:
-            self._elect_at = None
+            self._patience.stop()
             return
         if self.joiner.session is None:
             self.joiner.asked_to_lead = False  # that host has closed its session in the same read
@@ -265,10 +259,9 @@ class Node:
             self.joiner.search.resume(now)
         awaited = self.expects_host(now) or self.sightings.may_run()  # the claims are weighed for a host, too
         if self.host is not None or awaited or not may_host:
-            self._patient_until = None
-        elif self._patient_until is None:
-            self._look_from(now)
-        self._elect_at = None if self._patient_until is None else self.elects_at(self._patient_until, now)
+            self._patience.stop()
+        else:
+            self._patience.go_on(self.joiner.search.asked_at, now)
 
     def expects_host(self, now: float) -> bool:
         """Return whether there is a host in sight; one that is only claimed counts for one call and a limited time."""
@@ -277,28 +270,10 @@ class Node:
         races = any(each.races_to("join") and not each.called_in_vain for each in sightings)
         return joiner.session is not None or joiner.returns_to is not None or (races and not sightings.claims_spent)
 
-    def elects_at(self, patient_until: float, now: float) -> float:
-        """Return when this process becomes the host: once its patience ends, or earlier where all are there."""
-        asked_at = self.joiner.search.asked_at
-        if asked_at is None or not self._attendance.complete(now):
-            return patient_until
-        return min(patient_until, max(asked_at + ELECT_SOONEST_SECONDS, self._folders_until))
-
-    def _look_from(self, now: float) -> None:
-        """Begin to look for a host, which ends with an election."""
-        self._folders_until = now + self._context.folder_seconds
-        self._elect_at = self._patient_until = self._folders_until + self._candidacy.patience()
-
-    def _folders_listed(self, lower: bool, now: float) -> None:
-        """Handle a listing of the shared folders that has this process in it, and so all that wrote before."""
-        if self._patient_until is not None and now < self._folders_until:
-            self._folders_until = min(self._folders_until, now + (LOWER_SECONDS if lower else 0.0))
-            self._patient_until = self._folders_until + self._candidacy.patience()
-
     def _become_host(self, now: float, *, asked_by: KnownSession | None = None) -> None:
         """Host a session; ``asked_by``: the session whose host has asked this process to host the job in its place."""
         assert self.endpoints is not None
-        self._elect_at = self._patient_until = None
+        self._patience.stop()
         self.host = host = self._make_host(
             self.identity,
             self._new_session(),

@@ -169,7 +169,7 @@ def test_invented_ids_neither_fill_the_memory_nor_lengthen_the_patience() -> Non
     for number in range(1000):
         ask(machine, number.to_bytes(16, "little"), now=0.05)
     assert offers(run(machine, 9.0))[0] == begin(member=b"\x80" * 16)
-    assert len(machine._attendance._asked) <= 2 * COUNTED_RANKS
+    assert len(machine._patience.attendance._asked) <= 2 * COUNTED_RANKS
 
 
 def test_process_that_goes_on_asking_is_not_forgotten_for_invented_ids() -> None:
