@@ -282,37 +282,35 @@ class Host:
 
     def caller_said(self, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
         """Handle a frame of a caller."""
-        conn = caller.conn
-        if isinstance(frame, frames.Join) and caller.hello.purpose == "join":
-            who, member = caller.as_seen(frame.who), caller.hello.member
-            self.diagnostics.joined(member, msgspec.structs.replace(who, rank=frame.rank))
-            self.registrar.join(conn, member, msgspec.structs.replace(frame, who=who), now)
-        elif isinstance(frame, frames.Confirmed):
-            self.registrar.confirmed(conn, frame, now)
-        elif isinstance(frame, frames.Ack):
-            self.registrar.acknowledged(conn, now)
-        elif isinstance(frame, frames.HostSeen):
-            if frame.offer.host == caller.hello.member:
-                self.registrar.hosts_itself(conn, now)
-            self._reported(frame.offer, caller.interface, now)
-        elif isinstance(frame, frames.Greet):
-            if caller.hello.purpose == "mesh":
+        conn, registrar = caller.conn, self.registrar
+        match frame:
+            case frames.Join() if caller.hello.purpose == "join":
+                who, member = caller.as_seen(frame.who), caller.hello.member
+                self.diagnostics.joined(member, msgspec.structs.replace(who, rank=frame.rank))
+                registrar.join(conn, member, msgspec.structs.replace(frame, who=who), now)
+            case frames.Confirmed():
+                registrar.confirmed(conn, frame, now)
+            case frames.Ack():
+                registrar.acknowledged(conn, now)
+            case frames.HostSeen(offer=offer):
+                if offer.host == caller.hello.member:
+                    registrar.hosts_itself(conn, now)
+                self._reported(offer, caller.interface, now)
+            case frames.Greet() if caller.hello.purpose == "mesh":
                 self._callers.answer(conn, "greeting", None, lambda: [greeting(self.identity.member)])
-        elif isinstance(frame, frames.Ready):
-            self.registrar.ready(conn)
-        elif isinstance(frame, frames.Leave):
-            self.registrar.left(conn, now, frame.reason or "it left")
-            self._callers.send(conn, frames.Closed(session=self.session, reason="it has left"))
-            self._callers.hang_up(conn)
-        elif isinstance(frame, frames.Pong):
-            self.registrar.pong(conn, caller.answered_at, now, proving=frame.proving)
-        elif isinstance(frame, frames.Ping):
-            self._callers.send(conn, frames.Pong(number=frame.number))
-        elif isinstance(frame, frames.Ask) and self.registrar.seats.at(conn) is not None:
-            registrar = self.registrar
-            if frame.what == "roster":
+            case frames.Ready():
+                registrar.ready(conn)
+            case frames.Leave():
+                registrar.left(conn, now, frame.reason or "it left")
+                self._callers.send(conn, frames.Closed(session=self.session, reason="it has left"))
+                self._callers.hang_up(conn)
+            case frames.Pong():
+                registrar.pong(conn, caller.answered_at, now, proving=frame.proving)
+            case frames.Ping():
+                self._callers.send(conn, frames.Pong(number=frame.number))
+            case frames.Ask(what="roster") if registrar.seats.at(conn) is not None:
                 self._callers.answer(conn, "roster", registrar.version(), lambda: self._description.roster(registrar))
-            else:
+            case frames.Ask(what="status") if registrar.seats.at(conn) is not None:
                 self._callers.answer(conn, "status", registrar.status_version(), lambda: [registrar.status()])
 
     def _advance(self, now: float) -> None:
