@@ -16,7 +16,7 @@ from mingle.config.settings import Family
 from mingle.diagnostics import Detour
 from mingle.errors import InterfaceError, counted
 from mingle.network import interfaces, routes
-from mingle.network.interfaces import Interface, choose, file_limit, literal
+from mingle.network.interfaces import Interface, choose, file_limit, without_zone
 from mingle.records import logger
 
 LOOK_SECONDS = 2.0
@@ -160,7 +160,7 @@ class InterfaceMonitor:
 
     def is_on_link(self, address: str) -> bool:
         """Return whether an address is link-local, in one of our subnets, or routed directly: no router is between."""
-        parsed = literal(address)
+        parsed = without_zone(address)
         networks = (each.network for one in self.found for each in one.addresses)
         return parsed.is_link_local or any(parsed in each for each in networks) or routes.has_direct_route(address)
 
@@ -197,7 +197,7 @@ class InterfaceMonitor:
         address of a named one is bound, and rules of policy routing go by it. SO_BINDTODEVICE is of no use here: it
         refuses answers that come in by the other interface, as they do under a strict reverse path filter.
         """
-        to = literal(address)
+        to = without_zone(address)
         if not self._named or to.is_link_local or address in self._owners:
             return ""
         owner = self._owners.get(source := routes.source_of(address))
@@ -215,7 +215,7 @@ class InterfaceMonitor:
             address: where the connection leads to.
             source: the address of ours that was bound; empty: none.
         """
-        to = literal(address)
+        to = without_zone(address)
         if (to.version == 6 and to.is_link_local) or address in self._owners:
             return None
         heard = set() if self._named else self._heard.get(address, set())

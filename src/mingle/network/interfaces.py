@@ -319,7 +319,7 @@ def _find(found: tuple[Interface, ...], name: str, named_by: str) -> Interface:
             cause="interface names and addresses differ from machine to machine",
             remedy=f"name one of these in {named_by}, or leave it out to use every suitable one",
         )
-    wanted = literal(name)
+    wanted = without_zone(name)
     first = sorted(interface_of.addresses, key=lambda address: address.ip != wanted)
     return structs.replace(interface_of, addresses=tuple(first))
 
@@ -343,7 +343,7 @@ def owner(interfaces: Iterable[Interface], address: str | IPv4Address | IPv6Addr
         ValueError: `address` is not an address.
     """
     zone = str(address).partition("%")[2]
-    wanted = literal(address)
+    wanted = without_zone(address)
     owners = (
         interface
         for interface in interfaces
@@ -360,7 +360,7 @@ def hardware_address(name: str) -> str:
         return ""
 
 
-def literal(address: str | IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+def without_zone(address: str | IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """Return an address without its zone.
 
     Raises:

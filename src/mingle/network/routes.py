@@ -10,7 +10,7 @@ import struct
 import sys
 from pathlib import Path
 
-from mingle.network.interfaces import Interface, literal
+from mingle.network.interfaces import Interface, without_zone
 
 # <linux/rtnetlink.h>
 _RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
@@ -29,7 +29,7 @@ def reached_weakly(wire: Interface | None, remote: str) -> bool:
     """
     if wire is None or wire.loopback:
         return False
-    wanted = literal(remote)
+    wanted = without_zone(remote)
     if wanted.version == 6:
         return False
     subnets = [own.network for own in wire.addresses if own.version == 4]
@@ -73,7 +73,7 @@ def egress(address: str, source: str = "") -> int:
     """
     if sys.platform != "linux":
         return 0
-    to, ours = literal(address).packed, literal(source).packed if source else b""
+    to, ours = without_zone(address).packed, without_zone(source).packed if source else b""
     family = socket.AF_INET if len(to) == 4 else socket.AF_INET6
     route = struct.pack("=8BI", family, 8 * len(to), 8 * len(ours), 0, 0, 0, 0, 0, 0)
     for number, value in ((_RTA_DST, to), (_RTA_SRC, ours)):

@@ -90,8 +90,6 @@ class Node:
         self.deadline = now + context.timeout
         self.diagnostics = Diagnostics(unit=identity.who.unit, member=identity.member)
         self.host: Host | None = None
-        self._competition: Competition | None = None
-        """The competition of this host with others, if it was elected."""
         self.joiner = self._make_joiner(identity, context, now, deadline=self.deadline, diagnostics=self.diagnostics)
         if context.mesh != "off" or identity.kind == "ranks":
             self.joiner.endpoints = self.endpoints  # it is also called where all are to reach the first in order
@@ -217,6 +215,12 @@ class Node:
                 self._handle_timer(now)
         self._watch(now)
 
+    @property
+    def _competition(self) -> Competition | None:
+        """The competition of this host with others, if it was elected."""
+        conflicts = None if self.host is None else self.host.conflicts
+        return conflicts if isinstance(conflicts, Competition) else None
+
     def _heard(self, event: Heard, now: float) -> None:
         message, source = event.message, event.source
         if isinstance(message, Offer) and message.host == self.identity.member:
@@ -291,7 +295,7 @@ class Node:
         self.joiner.pause()
         if self._elects:
             name = b"" if asked_by is None else asked_by.name
-            host.conflicts = self._competition = Competition(host, self._candidacy, self._close_for, asked_by=name)
+            host.conflicts = Competition(host, self._candidacy, self._close_for, asked_by=name)
         self.sightings.serve(host.conflicts)
 
     def _close_for(self, session: KnownSession, now: float) -> None:
@@ -303,7 +307,7 @@ class Node:
     def _end_host(self, reason: str, winner: Offer | None = None) -> None:
         assert self.host is not None
         self.host.close(reason, winner=winner)
-        self.host = self._competition = None
+        self.host = None
         self.sightings.serve(self.joiner.search)
 
     # --- the end ---------------------------------------------------------------------------------------------------
