@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
 
 
 @contextlib.contextmanager
@@ -15,3 +18,22 @@ def alarm_after(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+@contextlib.contextmanager
+def alarm_is_passed_on() -> Iterator[Callable[..., Any]]:
+    """Make a call that SIGALRM interrupts; the block must pass on what the application's handler raises.
+
+    That is a TimeoutError, the usual one of a deadline. It is an OSError as well, as each error of a socket is.
+    """
+
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        with pytest.raises(TimeoutError, match="the alarm") as caught:
+            yield lambda *_, **__: signal.raise_signal(signal.SIGALRM)
+        assert type(caught.value) is TimeoutError
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -89,6 +89,15 @@ class Noting(Driver):
             self.turn()
         raise AssertionError(f"never told of {kind.__name__}: {self.notes.told}")
 
+    def turn_until_dropped(self, number: int) -> None:
+        """Turns until so much input was dropped because it could not be handled."""
+        deadline = time.monotonic() + 30
+        while self.rejections.counts["fault"] < number:
+            assert time.monotonic() < deadline, "nothing was dropped"
+            self.notes.due = time.monotonic() + 0.1  # no turn lasts longer
+            self.carry_out()
+            self.turn()
+
     def hear(self) -> tuple[Any, Source]:
         """Turns until the machine has heard a datagram."""
         heard = self.turn_until(Heard)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_interface
 from types import SimpleNamespace
 
 from mingle.config.settings import Network
 from mingle.engine.control_port import ControlPort, listening_addresses
-from mingle.network.interfaces import Interface
 from mingle.wire import datagrams
-
-
-def nic(name: str, index: int, *addresses: str) -> Interface:
-    return Interface(name, index, tuple(map(ip_interface, addresses)), loopback=name == "lo")
-
+from tests.support.nics import nic
 
 ETH0 = nic("eth0", 2, "10.0.0.1/24", "fd00::1/64", "fe80::1/64")
 
@@ -32,8 +26,7 @@ def test_further_addresses_are_listened_on_and_interfaces_that_have_gone_are_lef
     connections = SimpleNamespace(
         listen_also=lambda addresses: frozenset(addresses[:1]), leave_interfaces=lambda *, but: left.append(but)
     )
-    interfaces = SimpleNamespace(usable=[ETH0])
-    port = ControlPort(Network(interfaces=()), interfaces, connections)  # type: ignore[arg-type]
+    port = ControlPort(Network(interfaces=()), SimpleNamespace(usable=[ETH0]), connections)  # type: ignore[arg-type]
     assert [each.address for each in port.listen_also(locally=False)] == ["10.0.0.1"]
     assert left == [{2}]
 
@@ -51,10 +44,5 @@ def test_the_address_that_a_connection_leaves_from_is_listened_on_where_the_port
 
 
 def test_tunnels_and_bridges_are_a_last_resort() -> None:
-    usable = [
-        nic("eth1", 3, "10.1.0.1/24"),
-        nic("wg0", 4, "10.9.0.1/24"),
-        nic("docker0", 5, "172.17.0.1/16"),
-        nic("lo", 1, "127.0.0.1/8"),
-    ]
+    usable = [nic(name, number, f"10.{number}.0.1/24") for number, name in enumerate(("eth1", "wg0", "docker0", "lo"))]
     assert [each.last_resort for each in listening_addresses(usable, "auto")] == [False, True, True, False]

@@ -16,9 +16,7 @@ from mingle.diagnostics import Detour
 from mingle.network import local_relay
 from mingle.network.interface_monitor import REMEMBERED_ADDRESSES
 from mingle.protocol.effects import Multicast
-from mingle.protocol.events import (
-    FoldersListed,
-)
+from mingle.protocol.events import FoldersListed
 from tests.support.noting_driver import SEEK, Noting, folder_driver
 from tests.support.ports import free_udp_port
 

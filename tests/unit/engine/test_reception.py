@@ -6,7 +6,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator
-from ipaddress import ip_interface
+from typing import Any
 
 import pytest
 
@@ -14,13 +14,13 @@ from mingle.config.values import Peer, Secret
 from mingle.engine.reception import LOOKED_AT_UNVERIFIED, Reception
 from mingle.network import interfaces
 from mingle.network.interface_monitor import InterfaceMonitor
-from mingle.network.interfaces import Interface
 from mingle.network.peers import Peers
 from mingle.network.transport import Received
 from mingle.protocol.events import Heard, HeardUnverified, Source
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, List, Offer, Seek
+from tests.support.nics import nic
 
 JOB = "a job"
 MEMBER, SESSION = b"m" * 16, b"s" * 16
@@ -54,8 +54,8 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     found = [
-        Interface("eth0", 2, (ip_interface("10.0.0.2/24"), ip_interface("fe80::2/64"))),
-        Interface("lo", 1, (ip_interface("127.0.0.1/8"),), loopback=True),
+        nic("eth0", 2, "10.0.0.2/24", "fe80::2/64"),
+        nic("lo", 1, "127.0.0.1/8"),
     ]
     monkeypatch.setattr(interfaces, "scan", lambda: found)
     with contextlib.ExitStack() as stack:
@@ -100,45 +100,44 @@ def test_source_says_where_a_datagram_came_from(machine: Machine, multicast: boo
     assert source(event) == Source(interface="eth0", multicast=multicast, address="fe80::7", reply_to=came)
 
 
-def test_ping_is_for_another_process_and_is_not_counted(machine: Machine) -> None:
-    ping = echo.encode(echo.EchoEnd(job=JOB, pinger=MEMBER))
-    assert machine.reception().admit(received(ping)) is None
-    assert not machine.rejected
-
-
-def test_noise_of_another_program_is_counted(machine: Machine) -> None:
-    assert machine.reception().admit(received(b"noise of another program")) is None
-    assert machine.rejected == {"magic": 1}
+@pytest.mark.parametrize(
+    ("data", "counted"),
+    [
+        pytest.param(echo.encode(echo.EchoEnd(job=JOB, pinger=MEMBER)), {}, id="a ping, which is for another process"),
+        pytest.param(b"noise of another program", {"magic": 1}, id="noise"),
+    ],
+)
+@pytest.mark.parametrize("verifies", [False, True])
+def test_what_is_not_of_a_discovery_is_not_heard(
+    machine: Machine, data: bytes, counted: dict[str, int], verifies: bool
+) -> None:
+    assert machine.reception(None, Secret(SECRET), verifies=verifies).admit(received(data)) is None
+    assert machine.rejected == counted
 
 
 @pytest.mark.parametrize(
-    ("came", "followed"),
+    ("came", "signs", "followed"),
     [
-        pytest.param({"source": STRANGER}, False, id="from beyond a router"),
-        pytest.param({"source": STRANGER, "multicast": True}, True, id="by multicast"),
-        pytest.param({"source": STRANGER, "local": True}, True, id="from this machine"),
-        pytest.param({"source": NEIGHBOR}, True, id="on link"),
-        pytest.param({"source": PEER}, True, id="from a peer"),
+        pytest.param({"source": STRANGER}, False, False, id="from beyond a router"),
+        pytest.param({"source": STRANGER}, True, True, id="with our signature"),
+        pytest.param({"source": STRANGER, "multicast": True}, False, True, id="by multicast"),
+        pytest.param({"source": STRANGER, "local": True}, False, True, id="from this machine"),
+        pytest.param({"source": NEIGHBOR}, False, True, id="on link"),
+        pytest.param({"source": PEER}, False, True, id="from a peer"),
     ],
 )
-def test_offer_by_unicast_counts_from_a_peer_or_a_neighbor(
-    machine: Machine, came: dict[str, str | bool], followed: bool
+def test_offer_by_unicast_counts_from_a_peer_or_a_neighbor_and_a_question_from_everywhere(
+    machine: Machine, came: dict[str, Any], signs: bool, followed: bool
 ) -> None:
-    data = datagrams.encode(offer())
-    event = machine.reception().admit(received(data, **{"multicast": False, **came}))  # type: ignore[arg-type]
-    assert addresses(event) == ((NEIGHBOR,) if followed else ())
+    key = KEY if signs else None
+    offered, asked = (
+        machine.reception(key).admit(received(datagrams.encode(each, key), **{"multicast": False, **came}))
+        for each in (offer(), SEEK)
+    )
+    assert addresses(offered) == ((NEIGHBOR,) if followed else ())
+    assert offered is None or (source(offered).signed, source(offered).verified) == (signs, signs)
     assert machine.rejected["unsolicited"] == (not followed)
-
-
-def test_question_by_unicast_is_heard_from_everywhere(machine: Machine) -> None:
-    came = received(datagrams.encode(SEEK), STRANGER, multicast=False)
-    assert heard(machine.reception().admit(came)) == SEEK
-
-
-def test_signed_offer_by_unicast_counts_from_everywhere(machine: Machine) -> None:
-    event = machine.reception(KEY).admit(received(datagrams.encode(offer(), KEY), STRANGER, multicast=False))
-    assert addresses(event) == (NEIGHBOR,)
-    assert (source(event).signed, source(event).verified) == (True, True)
+    assert heard(asked) == SEEK
 
 
 def test_offer_aims_nobody_at_its_own_loopback(machine: Machine) -> None:
@@ -185,22 +184,14 @@ def test_flood_without_our_signature_is_not_looked_at(machine: Machine, key: Job
 
 def test_machine_that_verifies_nothing_hears_all_and_knows_its_own_jobs(machine: Machine) -> None:
     """Such as an observer, which looks for the jobs of one secret among others."""
-    reception = machine.reception(None, Secret(SECRET), verifies=False)
+    reception = machine.reception(KEY, Secret(SECRET), verifies=False)
     for job in (JOB, "another job"):
-        for key, signed, verified in (
-            (None, False, False),
-            (JobKey(SECRET, job), True, True),
-            (JobKey(ANOTHER, job), True, False),
-        ):
+        for secret in (None, SECRET, ANOTHER):
+            key = None if secret is None else JobKey(secret, job)
             event = reception.admit(received(datagrams.encode(offer(job=job), key)))
             assert heard(event) == offer(job=job)
-            assert (source(event).signed, source(event).verified) == (signed, verified)
+            assert (source(event).signed, source(event).verified) == (secret is not None, secret == SECRET)
     assert not machine.rejected
-
-
-def test_machine_that_verifies_nothing_does_not_reject_by_its_key(machine: Machine) -> None:
-    reception = machine.reception(KEY, verifies=False)
-    assert heard(reception.admit(received(datagrams.encode(SEEK)))) == SEEK
 
 
 def test_nothing_is_verified_without_a_secret(machine: Machine) -> None:
@@ -210,19 +201,16 @@ def test_nothing_is_verified_without_a_secret(machine: Machine) -> None:
         assert (source(event).signed, source(event).verified) == (True, False)
 
 
-def test_noise_is_no_hint_for_a_machine_that_verifies_nothing(machine: Machine) -> None:
-    assert machine.reception(None, Secret(SECRET), verifies=False).admit(received(b"noise")) is None
-    assert sum(machine.rejected.values()) == 1
-
-
 # --- objects in shared folders ----------------------------------------------------------------------------------------
 
 
-def test_object_of_a_host_comes_from_its_folder(machine: Machine) -> None:
+def test_object_of_a_host_comes_from_its_folder_and_needs_our_signature(machine: Machine) -> None:
     event = machine.reception(KEY).admit_found(datagrams.encode(offer(), KEY), FOLDER, same_node=False)
     assert addresses(event) == (NEIGHBOR,)
     expected = Source(interface="", multicast=False, signed=True, verified=True, address=FOLDER, folder=True)
     assert source(event) == expected
+    event = machine.reception(KEY).admit_found(datagrams.encode(offer()), FOLDER, same_node=True)
+    assert event == HeardUnverified(offer())
 
 
 @pytest.mark.parametrize("same_node", [False, True])
@@ -246,8 +234,3 @@ def test_only_an_observer_hears_in_a_folder_of_those_that_look_for_a_host(machin
         assert event is None
     question = datagrams.encode(List(member=MEMBER))
     assert reception.admit_found(question, FOLDER, same_node=True, seeks=seeks) is None
-
-
-def test_object_without_our_signature_is_shown_and_not_believed(machine: Machine) -> None:
-    event = machine.reception(KEY).admit_found(datagrams.encode(offer()), FOLDER, same_node=True)
-    assert event == HeardUnverified(offer())

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from mingle.config.settings import Network
 from mingle.network.transport import Received
 from mingle.protocol.effects import Answer, Multicast
-from mingle.protocol.events import (
-    Heard,
-    Source,
-)
+from mingle.protocol.events import Heard, Source
 from mingle.wire import datagrams
 from mingle.wire.datagrams import Offer, Seek
 from tests.support.noting_driver import MEMBER, SESSION, Noting
-from tests.support.ports import free_udp_port
-
-
-@pytest.fixture
-def driver() -> Iterator[Noting]:
-    with contextlib.ExitStack() as stack:
-        yield Noting(Network(interfaces=("lo",), port=free_udp_port()), stack)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")

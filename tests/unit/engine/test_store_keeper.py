@@ -13,6 +13,7 @@ from mingle.engine.store import StoreKeeper, StoreServer
 from mingle.errors import ConfigurationError, MingleError
 from mingle.protocol.effects import OpenStore
 from mingle.protocol.events import Event, StoreFailed, StoreOpened
+from tests.support.failing import raising
 
 
 class Machine:
@@ -40,111 +41,39 @@ def keeper(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> StoreKeeper:
     return keeper
 
 
-@pytest.mark.parametrize("gone", ["closed", "replaced"])
-def test_the_store_of_a_session_that_is_gone_is_released_and_not_told(
-    keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch, gone: str
-) -> None:
-    opened: list[StoreServer] = []
-    host = SimpleNamespace(session=b"one", closed=False)
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[StoreServer]:
+    """The stores that were opened, none of them for real."""
+    made: list[StoreServer] = []
 
     def open_server(address: str, _port: int | None, session: bytes) -> StoreServer:
-        if gone == "closed":
-            host.closed = True
-        else:
-            machine.host = SimpleNamespace(session=b"two", closed=False)
-        opened.append(StoreServer(address, 5000, session, "token", object()))  # type: ignore[arg-type]
-        return opened[-1]
+        made.append(StoreServer(address, 5000, session, "token", object()))  # type: ignore[arg-type]
+        return made[-1]
 
-    machine.host = host
     monkeypatch.setattr(store, "open_server", open_server)
+    return made
+
+
+def hosting(session: bytes = b"one") -> SimpleNamespace:
+    return SimpleNamespace(session=session, closed=False)
+
+
+@pytest.mark.parametrize("gone", ["closed", "replaced"])
+def test_the_store_of_a_session_that_is_gone_is_released_and_not_told(
+    keeper: StoreKeeper, machine: Machine, opened: list[StoreServer], monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    machine.host = host = hosting()
+    open_server = store.open_server
+
+    def too_late(*arguments: Any) -> StoreServer:
+        machine.host = hosting(b"two") if gone == "replaced" else host
+        host.closed = gone == "closed"
+        return open_server(*arguments)
+
+    monkeypatch.setattr(store, "open_server", too_late)
     keeper.perform(OpenStore(1, "127.0.0.1"))
     assert not opened[0].held
     assert (keeper.server, machine.told) == (None, [])
-
-
-def test_a_session_learns_of_its_store_and_of_a_failure(
-    keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.host = SimpleNamespace(session=b"one", closed=False)
-    monkeypatch.setattr(store, "open_server", lambda address, _, session: StoreServer(address, 5000, session, "token"))
-    keeper.perform(OpenStore(1, "127.0.0.1"))
-    assert machine.told == [StoreOpened(1, 5000, "token")]
-    taken = ConfigurationError.explain("taken", cause="c", remedy="r")
-
-    def fail(*_: Any) -> StoreServer:
-        raise taken
-
-    monkeypatch.setattr(store, "open_server", fail)
-    keeper.perform(OpenStore(2, "127.0.0.2"))
-    assert machine.told[1:] == [StoreFailed(2, taken)]
-
-
-def test_a_store_that_stands_serves_its_session_again(
-    keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[bytes] = []
-
-    def open_server(address: str, _port: int | None, session: bytes) -> StoreServer:
-        opened.append(session)
-        return StoreServer(address, 5000, session, "token")
-
-    monkeypatch.setattr(store, "open_server", open_server)
-    for epoch, session in enumerate((b"one", b"one", b"two")):
-        machine.host = SimpleNamespace(session=session, closed=False)
-        keeper.perform(OpenStore(epoch, "127.0.0.1"))
-    assert opened == [b"one", b"two"]
-    assert machine.told == [StoreOpened(epoch, 5000, "token") for epoch in range(3)]
-
-
-def test_a_store_moves_to_another_address_with_its_port(keeper: StoreKeeper) -> None:
-    keeper.server = first = store.open_server("127.0.0.1", None, b"S" * 16)
-    keeper.port = first.port
-    moved = keeper._opened_server("127.0.0.2", b"S" * 16)
-    assert isinstance(moved, StoreServer)
-    store.prove("127.0.0.2", first.port, b"S" * 16, moved.token)
-
-
-def test_stores_are_opened_one_at_a_time_and_the_last_that_waits_counts(
-    keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Callable[[], Callable[[], None]]] = []
-    opened: list[str] = []
-
-    def open_server(address: str, _port: int | None, session: bytes) -> StoreServer:
-        opened.append(address)
-        return StoreServer(address, 5000, session, "token")
-
-    machine.host = SimpleNamespace(session=b"one", closed=False)
-    monkeypatch.setattr(store, "open_server", open_server)
-    monkeypatch.setattr(keeper, "_run", lambda _, work: started.append(work))
-    for number in range(1, 4):
-        keeper.perform(OpenStore(number, f"127.0.0.{number}"))
-    assert len(started) == 1
-    started[0]()()
-    assert len(started) == 2
-    keeper.perform(OpenStore(4, "127.0.0.4"))
-    keeper.close()
-    started[1]()()
-    assert (len(started), opened) == (2, ["127.0.0.1", "127.0.0.3"])
-    assert machine.told == [StoreOpened(1, 5000, "token")]
-
-
-def test_a_store_that_stands_already_is_not_waited_for(
-    keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Callable[[], Callable[[], None]]] = []
-    machine.host = SimpleNamespace(session=b"one", closed=False)
-    monkeypatch.setattr(store, "open_server", lambda address, _, session: StoreServer(address, 5000, session, "token"))
-    monkeypatch.setattr(keeper, "_run", lambda _, work: started.append(work))
-    keeper.perform(OpenStore(1, "127.0.0.1"))
-    keeper.perform(OpenStore(2, "127.0.0.1"))  # comes while the first is at work
-    assert machine.told == []
-    started[0]()()
-    keeper.perform(OpenStore(3, "127.0.0.1"))
-    assert len(started) == 1
-    assert machine.told == [StoreOpened(epoch, 5000, "token") for epoch in (1, 2, 3)]
-    keeper.perform(OpenStore(4, "127.0.0.2"))
-    assert (len(started), len(machine.told)) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +83,72 @@ def test_a_store_that_stands_already_is_not_waited_for(
         (RuntimeError("libuv says no"), MingleError),
     ],
 )
-def test_a_store_that_cannot_be_opened_is_an_error_that_says_why(
-    keeper: StoreKeeper, monkeypatch: pytest.MonkeyPatch, problem: Exception, kind: type[MingleError]
+def test_a_session_learns_why_its_store_can_not_be_opened(
+    keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch, problem: Exception, kind: type[MingleError]
 ) -> None:
-    def open_server(*_: Any) -> StoreServer:
-        raise problem
+    machine.host = hosting()
+    monkeypatch.setattr(store, "open_server", raising(problem))
+    keeper.perform(OpenStore(2, "127.0.0.2"))
+    (failed,) = machine.told
+    assert isinstance(failed, StoreFailed)
+    assert (failed.epoch, isinstance(failed.error, kind)) == (2, True)
+    assert str(problem).splitlines()[0] in failed.error.observation
 
-    monkeypatch.setattr(store, "open_server", open_server)
-    error = keeper._opened_server("127.0.0.1", b"one")
-    assert isinstance(error, kind)
-    assert str(problem).splitlines()[0] in error.observation
+
+def test_a_store_that_stands_serves_its_session_again(
+    keeper: StoreKeeper, machine: Machine, opened: list[StoreServer]
+) -> None:
+    for epoch, session in enumerate((b"one", b"one", b"two")):
+        machine.host = hosting(session)
+        keeper.perform(OpenStore(epoch, "127.0.0.1"))
+    assert [each.session for each in opened] == [b"one", b"two"]
+    assert machine.told == [StoreOpened(epoch, 5000, "token") for epoch in range(3)]
+
+
+def test_a_store_moves_to_another_address_with_its_port(keeper: StoreKeeper, machine: Machine) -> None:
+    machine.host = hosting(b"S" * 16)
+    keeper.perform(OpenStore(1, "127.0.0.1"))
+    assert keeper.server is not None
+    keeper.port = keeper.server.port
+    keeper.perform(OpenStore(2, "127.0.0.2"))
+    store.prove("127.0.0.2", keeper.port, b"S" * 16, keeper.server.token)
+    keeper.release()
+
+
+@pytest.fixture
+def started(keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
+    """What the threads of the keeper do, which a test runs when it wants."""
+    begun: list[Callable[[], Any]] = []
+    machine.host = hosting()
+    monkeypatch.setattr(keeper, "_run", lambda _, work: begun.append(lambda: work()()))
+    return begun
+
+
+def test_stores_are_opened_one_at_a_time_and_the_last_that_waits_counts(
+    keeper: StoreKeeper, machine: Machine, opened: list[StoreServer], started: list[Callable[[], Any]]
+) -> None:
+    for number in range(1, 4):
+        keeper.perform(OpenStore(number, f"127.0.0.{number}"))
+    assert len(started) == 1
+    started[0]()
+    assert len(started) == 2
+    keeper.perform(OpenStore(4, "127.0.0.4"))
+    keeper.close()
+    started[1]()
+    assert (len(started), [each.address for each in opened]) == (2, ["127.0.0.1", "127.0.0.3"])
+    assert machine.told == [StoreOpened(1, 5000, "token")]
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_store_that_stands_already_is_not_waited_for(
+    keeper: StoreKeeper, machine: Machine, started: list[Callable[[], Any]]
+) -> None:
+    for epoch in (1, 2):  # the second one comes while the first is at work
+        keeper.perform(OpenStore(epoch, "127.0.0.1"))
+    assert machine.told == []
+    started[0]()
+    keeper.perform(OpenStore(3, "127.0.0.1"))
+    assert len(started) == 1
+    assert machine.told == [StoreOpened(epoch, 5000, "token") for epoch in (1, 2, 3)]
+    keeper.perform(OpenStore(4, "127.0.0.2"))
+    assert (len(started), len(machine.told)) == (2, 3)
