@@ -17,40 +17,8 @@ from mingle.config.placement import NodeRank, argued_node_rank, asked_node_rank,
 from mingle.errors import ConfigurationError, LauncherError
 from tests.support import launcher_environments as recorded
 from tests.support.launcher_environments import PYTORCH_JOB_OF_8_PER_POD as PODS_OF_8
+from tests.support.launcher_environments import SBATCH_BODY, SRUN, SRUN_OF_ONE, TORCHRUN
 
-SRUN_TASK = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-}
-SBATCH_BODY = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NTASKS": "4",
-}
-TORCHRUN_TASK = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "run-7",
-}
-SRUN_TASK_OF_ONE = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "0",
-    "SLURM_STEP_NUM_TASKS": "1",
-}
 POD = {"JOB_COMPLETION_INDEX": "2"}
 
 
@@ -59,40 +27,34 @@ POD = {"JOB_COMPLETION_INDEX": "2"}
     [
         pytest.param({}, {"rank": 1, "world_size": 2}, (1, 2), id="arguments"),
         pytest.param({"MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "2"}, {}, (1, 2), id="MINGLE_*"),
-        pytest.param(SRUN_TASK, {}, (3, 4), id="launcher"),
+        pytest.param(SRUN, {}, (3, 4), id="launcher"),
         pytest.param({"RANK": "1", "WORLD_SIZE": "2"}, {}, (1, 2), id="plain"),
         pytest.param({"WORLD_SIZE": "2"}, {"rank": 1}, (1, 2), id="rank argument, plain size"),
         pytest.param({"RANK": "1"}, {"world_size": 2}, (1, 2), id="size argument, plain rank"),
-        pytest.param({"MINGLE_RANK": "1", "WORLD_SIZE": "2"}, {}, (1, 2), id="MINGLE_RANK, plain size"),
-        pytest.param({"RANK": "1", "MINGLE_WORLD_SIZE": "2"}, {}, (1, 2), id="MINGLE_WORLD_SIZE, plain rank"),
         pytest.param(
             {"MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "2", "RANK": "5", "WORLD_SIZE": "8"},
             {},
             (1, 2),
             id="MINGLE_* before plain",
         ),
-        pytest.param({**SRUN_TASK, "RANK": "0", "WORLD_SIZE": "2"}, {}, (3, 4), id="launcher before plain"),
-        pytest.param({**SRUN_TASK, "RANK": "x"}, {}, (3, 4), id="plain is not even read after a launcher"),
-        pytest.param(SRUN_TASK, {"rank": 3, "world_size": 4}, (3, 4), id="arguments agree with the launcher"),
-        pytest.param({**SRUN_TASK, "MINGLE_RANK": "0"}, {}, (0, 4), id="MINGLE_RANK overrules a launcher"),
-        pytest.param({**SRUN_TASK, "MINGLE_WORLD_SIZE": "8"}, {}, (3, 8), id="MINGLE_WORLD_SIZE overrules a launcher"),
-        pytest.param({**SRUN_TASK, "MINGLE_RANK": "0"}, {"rank": 0}, (0, 4), id="argument agrees with what overrules"),
+        pytest.param({**SRUN, "RANK": "0", "WORLD_SIZE": "2"}, {}, (3, 4), id="launcher before plain"),
+        pytest.param({**SRUN, "RANK": "x"}, {}, (3, 4), id="plain is not even read after a launcher"),
+        pytest.param(SRUN, {"rank": 3, "world_size": 4}, (3, 4), id="arguments agree with the launcher"),
+        pytest.param({**SRUN, "MINGLE_RANK": "0"}, {}, (0, 4), id="MINGLE_RANK overrules a launcher"),
+        pytest.param({**SRUN, "MINGLE_WORLD_SIZE": "8"}, {}, (3, 8), id="MINGLE_WORLD_SIZE overrules a launcher"),
+        pytest.param({**SRUN, "MINGLE_RANK": "0"}, {"rank": 0}, (0, 4), id="argument agrees with what overrules"),
         pytest.param({}, {"world_size": 4}, (None, 4), id="assigned: argument"),
         pytest.param({"MINGLE_WORLD_SIZE": "4"}, {}, (None, 4), id="assigned: MINGLE_WORLD_SIZE"),
-        pytest.param({"WORLD_SIZE": "4"}, {}, (None, 4), id="assigned: WORLD_SIZE"),
         pytest.param({"SLURM_JOB_ID": "7"}, {"world_size": 4}, (None, 4), id="assigned: a job id is no launcher"),
         pytest.param({"RANK": "", "MINGLE_RANK": " ", "WORLD_SIZE": "4"}, {}, (None, 4), id="empty counts as unset"),
         pytest.param(SBATCH_BODY, {"rank": 1, "world_size": 2}, (1, 2), id="sbatch body: arguments"),
         pytest.param(
-            {**SBATCH_BODY, "MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "2"},
-            {},
-            (1, 2),
-            id="sbatch body: MINGLE_*",
+            {**SBATCH_BODY, "MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "2"}, {}, (1, 2), id="sbatch body: MINGLE_*"
         ),
         pytest.param({**SBATCH_BODY, "RANK": "1", "WORLD_SIZE": "2"}, {}, (1, 2), id="sbatch body: plain pair"),
-        pytest.param(TORCHRUN_TASK, {}, (5, 8), id="torchrun"),
-        pytest.param(TORCHRUN_TASK, {"rank": 5, "world_size": 8}, (5, 8), id="torchrun, arguments agree"),
-        pytest.param({**TORCHRUN_TASK, "MINGLE_WORLD_SIZE": "8"}, {}, (5, 8), id="torchrun, MINGLE_* agrees"),
+        pytest.param(TORCHRUN, {}, (5, 8), id="torchrun"),
+        pytest.param(TORCHRUN, {"rank": 5, "world_size": 8}, (5, 8), id="torchrun, arguments agree"),
+        pytest.param({**TORCHRUN, "MINGLE_WORLD_SIZE": "8"}, {}, (5, 8), id="torchrun, MINGLE_* agrees"),
         pytest.param(POD, {"world_size": 4}, (2, 4), id="a pod's index, the size by argument"),
         pytest.param({**POD, "MINGLE_WORLD_SIZE": "4"}, {}, (2, 4), id="a pod's index, MINGLE_WORLD_SIZE"),
         pytest.param({**POD, "WORLD_SIZE": "4"}, {}, (2, 4), id="a pod's index, WORLD_SIZE"),
@@ -104,10 +66,10 @@ POD = {"JOB_COMPLETION_INDEX": "2"}
             {**PODS_OF_8, "MINGLE_RANK": "17", "MINGLE_WORLD_SIZE": "32"}, {}, (17, 32), id="by hand in a pod of 8"
         ),
         pytest.param({**PODS_OF_8, "RANK": "17", "LOCAL_RANK": "1"}, {}, (17, 32), id="a local rank in a pod of 8"),
-        pytest.param(SRUN_TASK_OF_ONE, {}, (0, 1), id="a task of one"),
-        pytest.param({**SRUN_TASK_OF_ONE, "WORLD_SIZE": "1"}, {}, (0, 1), id="a task of one, said twice"),
+        pytest.param(SRUN_OF_ONE, {}, (0, 1), id="a task of one"),
+        pytest.param({**SRUN_OF_ONE, "WORLD_SIZE": "1"}, {}, (0, 1), id="a task of one, said twice"),
         pytest.param(
-            {**SRUN_TASK_OF_ONE, "MINGLE_RANK": "2", "MINGLE_WORLD_SIZE": "4", "WORLD_SIZE": "4"},
+            {**SRUN_OF_ONE, "MINGLE_RANK": "2", "MINGLE_WORLD_SIZE": "4", "WORLD_SIZE": "4"},
             {},
             (2, 4),
             id="a task of one, overruled",
@@ -127,27 +89,18 @@ def test_precedence_of_arguments_launchers_and_variables(
         pytest.param({"MINGLE_RANK": "2"}, {"rank": 1, "world_size": 4}, ["rank=1", "MINGLE_RANK='2'"], id="rank"),
         pytest.param({"WORLD_SIZE": "2"}, {"world_size": 4}, ["world_size=4", "WORLD_SIZE='2'"], id="size"),
         pytest.param({"RANK": "0", "WORLD_SIZE": "4"}, {"rank": 1}, ["rank=1", "RANK='0'"], id="plain rank"),
-        pytest.param(SRUN_TASK, {"rank": 1}, ["rank=1", "SLURM_PROCID=3"], id="launcher's rank"),
-        pytest.param(SRUN_TASK, {"world_size": 8}, ["world_size=8", "SLURM_STEP_NUM_TASKS=4"], id="launcher's size"),
-        pytest.param(TORCHRUN_TASK, {"rank": 1}, ["rank=1", "torchrun's RANK=5"], id="torchrun's rank"),
-        pytest.param(TORCHRUN_TASK, {"world_size": 4}, ["world_size=4", "WORLD_SIZE=8"], id="torchrun's size"),
+        pytest.param(SRUN, {"rank": 1}, ["rank=1", "SLURM_PROCID=3"], id="launcher's rank"),
+        pytest.param(SRUN, {"world_size": 8}, ["world_size=8", "SLURM_STEP_NUM_TASKS=4"], id="launcher's size"),
+        pytest.param(TORCHRUN, {"rank": 1}, ["rank=1", "torchrun's RANK=5"], id="torchrun's rank"),
+        pytest.param(TORCHRUN, {"world_size": 4}, ["world_size=4", "WORLD_SIZE=8"], id="torchrun's size"),
         pytest.param(
-            {**TORCHRUN_TASK, "MINGLE_RANK": "1"},
-            {},
-            ["MINGLE_RANK='1'", "torchrun's RANK=5"],
-            id="torchrun's own",
+            {**TORCHRUN, "MINGLE_RANK": "1"}, {}, ["MINGLE_RANK='1'", "torchrun's RANK=5"], id="torchrun's own"
         ),
         pytest.param({"RANK": "7"}, {"world_size": 4}, ["RANK='7'", "world_size=4"], id="rank beyond the size"),
         pytest.param({}, {"rank": 4, "world_size": 4}, ["rank=4", "world_size=4"], id="rank counted from 1"),
         pytest.param({"RANK": "x", "WORLD_SIZE": "4"}, {}, ["RANK='x'"], id="no number"),
         pytest.param({"RANK": "-1", "WORLD_SIZE": "4"}, {}, ["RANK='-1'", "negative"], id="negative"),
         pytest.param({"RANK": "0", "WORLD_SIZE": "0"}, {}, ["WORLD_SIZE='0'"], id="no ranks at all"),
-        pytest.param({"MINGLE_WORLD_SIZE": "four"}, {}, ["MINGLE_WORLD_SIZE='four'"], id="a word"),
-        pytest.param({}, {"rank": -1, "world_size": 4}, ["rank=-1"], id="negative argument"),
-        pytest.param({}, {"world_size": 0}, ["world_size=0"], id="zero argument"),
-        pytest.param({}, {"rank": True, "world_size": 4}, ["rank=True"], id="bool"),
-        pytest.param({}, {"rank": 1.0, "world_size": 4}, ["rank=1.0"], id="float"),
-        pytest.param({}, {"rank": "1", "world_size": 4}, ["rank='1'"], id="text"),
         pytest.param({}, {"world_size": 2**31}, ["world_size=2147483648"], id="beyond a C int"),
         pytest.param({"RANK": "1"}, {}, ["RANK='1'", "WORLD_SIZE"], id="RANK without WORLD_SIZE"),
         pytest.param({}, {"rank": 0}, ["rank=0", "world_size="], id="rank without a size"),
@@ -177,7 +130,7 @@ def test_contradicting_or_invalid_placement_is_refused(
         pytest.param({**SBATCH_BODY, "RANK": "1"}, {}, "srun", id="sbatch body: half of a pair"),
         pytest.param({"SLURM_NTASKS": "4"}, {}, "srun", id="salloc shell"),
         pytest.param(
-            {key: value for key, value in TORCHRUN_TASK.items() if key != "MASTER_PORT"},
+            {key: value for key, value in TORCHRUN.items() if key != "MASTER_PORT"},
             {"rank": 5, "world_size": 8},
             "MASTER_PORT",
             id="partial torchrun, even with arguments",
@@ -185,13 +138,8 @@ def test_contradicting_or_invalid_placement_is_refused(
         pytest.param(POD, {}, "WORLD_SIZE", id="a pod's index without a size"),
         pytest.param(PODS_OF_8, {}, "torchrun", id="RANK of a pod, WORLD_SIZE of processes"),
         pytest.param(PODS_OF_8, {"world_size": 32}, "torchrun", id="the same, with the size as an argument"),
-        pytest.param({**SRUN_TASK_OF_ONE, "WORLD_SIZE": "4"}, {}, "WORLD_SIZE='4'", id="alone against WORLD_SIZE"),
-        pytest.param(
-            {**SRUN_TASK_OF_ONE, "RANK": "2", "WORLD_SIZE": "4"},
-            {},
-            "WORLD_SIZE='4'",
-            id="alone against a pair",
-        ),
+        pytest.param({**SRUN_OF_ONE, "WORLD_SIZE": "4"}, {}, "WORLD_SIZE='4'", id="alone against WORLD_SIZE"),
+        pytest.param({**SRUN_OF_ONE, "RANK": "2", "WORLD_SIZE": "4"}, {}, "WORLD_SIZE='4'", id="alone against a pair"),
     ],
 )
 def test_launcher_without_a_usable_rank_is_a_launcher_error(
@@ -203,33 +151,30 @@ def test_launcher_without_a_usable_rank_is_a_launcher_error(
 
 
 def test_the_launchers_word_about_nodes() -> None:
-    placement = resolve_placement({**SRUN_TASK, "SLURM_RESTART_COUNT": "1", "LOCAL_RANK": "7", "NODE_RANK": "9"})
+    placement = resolve_placement({**SRUN, "SLURM_RESTART_COUNT": "1", "LOCAL_RANK": "7", "NODE_RANK": "9"})
     assert (placement.local_rank, placement.local_world_size) == (1, 2)
     assert (placement.node_rank, placement.num_nodes, placement.node) == (1, 2, "1")
-    assert (placement.job_id, placement.attempt, placement.launcher) == ("77.0", "1", "Slurm")
+    assert (placement.job_id, placement.attempt, placement.launcher) == ("1.0", "1", "Slurm")
 
 
 # Also where the rank by hand is the launcher's: of ranks in another order some are the same, and their nodes and their
 # attempt would not be comparable with the others'.
 @pytest.mark.parametrize("change", [{"MINGLE_RANK": "0"}, {"MINGLE_RANK": "3"}, {"MINGLE_WORLD_SIZE": "8"}])
 def test_an_overruled_launchers_nodes_do_not_count(change: dict[str, str]) -> None:
-    placement = resolve_placement({**SRUN_TASK, "SLURM_RESTART_COUNT": "1", **change})
+    placement = resolve_placement({**SRUN, "SLURM_RESTART_COUNT": "1", **change})
     assert (placement.local_rank, placement.local_world_size) == (None, None)
     assert (placement.node_rank, placement.num_nodes, placement.node) == (None, None, None)
-    assert (placement.job_id, placement.attempt, placement.launcher) == ("77.0", None, "Slurm")
+    assert (placement.job_id, placement.attempt, placement.launcher) == ("1.0", None, "Slurm")
 
 
-def test_a_size_by_hand_that_is_the_launchers_leaves_its_nodes() -> None:
-    assert resolve_placement({**SRUN_TASK, "MINGLE_WORLD_SIZE": "4"}) == resolve_placement(SRUN_TASK)
-
-
-def test_torchruns_nodes_count_where_it_is_said_again() -> None:
-    assert resolve_placement({**TORCHRUN_TASK, "MINGLE_RANK": "5"}) == resolve_placement(TORCHRUN_TASK)
+@pytest.mark.parametrize(("environ", "again"), [(SRUN, {"MINGLE_WORLD_SIZE": "4"}), (TORCHRUN, {"MINGLE_RANK": "5"})])
+def test_what_agrees_with_the_launcher_leaves_its_nodes(environ: dict[str, str], again: dict[str, str]) -> None:
+    assert resolve_placement({**environ, **again}) == resolve_placement(environ)
 
 
 @pytest.mark.parametrize(
     "environ",
-    [TORCHRUN_TASK, {**TORCHRUN_TASK, **SRUN_TASK}, {"TORCHELASTIC_RUN_ID": "run-7"}, {**TORCHRUN_TASK, "RANK": "x"}],
+    [TORCHRUN, {**TORCHRUN, **SRUN}, {"TORCHELASTIC_RUN_ID": "run-7"}, {**TORCHRUN, "RANK": "x"}],
     ids=["torchrun", "torchrun in a step of srun", "a process that a worker started", "a changed environment"],
 )
 def test_a_job_beside_torchruns_knows_only_what_was_passed(environ: dict[str, str]) -> None:
@@ -242,14 +187,14 @@ def test_a_job_beside_torchruns_knows_only_what_was_passed(environ: dict[str, st
 )
 def test_a_job_beside_torchruns_is_checked_too(environ: dict[str, str], rank: int, named: list[str]) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        resolve_placement({**TORCHRUN_TASK, **environ}, rank=rank, world_size=2, beside_torchrun=True)
+        resolve_placement({**TORCHRUN, **environ}, rank=rank, world_size=2, beside_torchrun=True)
     for text in named:
         assert text in raised.value.observation
 
 
 def test_a_contradiction_of_torchrun_names_the_way_to_a_job_beside_it() -> None:
     with pytest.raises(ConfigurationError, match=r"torchrun's RANK=5") as raised:
-        resolve_placement(TORCHRUN_TASK, rank=1, world_size=2)
+        resolve_placement(TORCHRUN, rank=1, world_size=2)
     assert 'init_method="mingle://NAME"' in str(raised.value.remedy)
 
 
@@ -284,12 +229,10 @@ def test_the_node_rank_where_ranks_are_assigned(
 @pytest.mark.parametrize(
     ("environ", "argument", "expected"),
     [
-        pytest.param(SRUN_TASK, None, (1, "Slurm's SLURM_NODEID=1", True), id="launcher"),
-        pytest.param({**SRUN_TASK, "MINGLE_NODE_RANK": "0"}, None, (0, "MINGLE_NODE_RANK='0'", False), id="overruled"),
-        pytest.param(SRUN_TASK, 1, (1, "node_rank=1", False), id="agrees"),
-        pytest.param(
-            {**TORCHRUN_TASK, "MINGLE_NODE_RANK": "7"}, None, (1, "torchrun's GROUP_RANK=1", True), id="agent"
-        ),
+        pytest.param(SRUN, None, (1, "Slurm's SLURM_NODEID=1", True), id="launcher"),
+        pytest.param({**SRUN, "MINGLE_NODE_RANK": "0"}, None, (0, "MINGLE_NODE_RANK='0'", False), id="overruled"),
+        pytest.param(SRUN, 1, (1, "node_rank=1", False), id="agrees"),
+        pytest.param({**TORCHRUN, "MINGLE_NODE_RANK": "7"}, None, (1, "torchrun's GROUP_RANK=1", True), id="agent"),
     ],
 )
 def test_the_node_rank_beside_a_launcher(
@@ -310,10 +253,10 @@ def test_the_node_rank_beside_a_launcher(
         ({"MINGLE_NODE_RANK": "first"}, None, "MINGLE_NODE_RANK='first' is not a whole number"),
         ({"MINGLE_NODE_RANK": "4"}, None, "MINGLE_NODE_RANK='4' does not fit a job of 4 ranks"),
         (BY_HAND, 2, "node_rank=2 contradicts MINGLE_NODE_RANK='1'"),
-        (SRUN_TASK, 0, "node_rank=0 contradicts Slurm's SLURM_NODEID=1"),
-        ({**SRUN_TASK, "MINGLE_NODE_RANK": "2"}, None, "MINGLE_NODE_RANK='2' does not fit a job of 2 nodes"),
+        (SRUN, 0, "node_rank=0 contradicts Slurm's SLURM_NODEID=1"),
+        ({**SRUN, "MINGLE_NODE_RANK": "2"}, None, "MINGLE_NODE_RANK='2' does not fit a job of 2 nodes"),
         ({"RANK": "1", "NODE_RANK": "1"}, 0, "node_rank=0 contradicts NODE_RANK='1'"),
-        ({**TORCHRUN_TASK, "WORLD_SIZE": "4", "RANK": "1"}, 0, "node_rank=0 contradicts torchrun's GROUP_RANK=1"),
+        ({**TORCHRUN, "WORLD_SIZE": "4", "RANK": "1"}, 0, "node_rank=0 contradicts torchrun's GROUP_RANK=1"),
     ],
 )
 def test_a_node_rank_that_cannot_be(environ: dict[str, str], argument: object, problem: str) -> None:
@@ -327,15 +270,15 @@ def test_a_node_rank_that_cannot_be(environ: dict[str, str], argument: object, p
     [
         ({}, None),
         (BY_HAND, NodeRank(1, "MINGLE_NODE_RANK='1'")),
-        (SRUN_TASK, NodeRank(1, "Slurm's SLURM_NODEID=1", launched=True)),
-        ({**SRUN_TASK, **BY_HAND, "SLURM_NODEID": "2"}, NodeRank(1, "MINGLE_NODE_RANK='1'")),
+        (SRUN, NodeRank(1, "Slurm's SLURM_NODEID=1", launched=True)),
+        ({**SRUN, **BY_HAND, "SLURM_NODEID": "2"}, NodeRank(1, "MINGLE_NODE_RANK='1'")),
         (SBATCH_BODY, None),
         (recorded.TRAIN_JOB, NodeRank(2, "Kubeflow's PET_NODE_RANK=2", launched=True)),
         (recorded.SAGEMAKER, NodeRank(1, "SageMaker's the index of SM_CURRENT_HOST in SM_HOSTS=1", launched=True)),
         (POD, NodeRank(2, "Kubernetes Indexed Job's JOB_COMPLETION_INDEX=2", launched=True)),
         (recorded.LEADER_WORKER_SET, NodeRank(2, "LeaderWorkerSet's LWS_WORKER_INDEX=2", launched=True)),
         # mpirun leaves the variables of Slurm's batch script to the processes of its own node.
-        ({**SRUN_TASK, **recorded.OPEN_MPI_5}, None),
+        ({**SRUN, **recorded.OPEN_MPI_5}, None),
     ],
 )
 def test_node_rank_of_a_program_that_starts_once_on_each_node(
@@ -345,13 +288,13 @@ def test_node_rank_of_a_program_that_starts_once_on_each_node(
 
 
 def test_a_launchers_number_may_exceed_the_nodes_of_one_of_its_jobs() -> None:
-    asked = asked_node_rank({**SRUN_TASK, "SLURM_NODEID": "6", "SLURM_STEP_NUM_NODES": "8"}, nodes=4)
+    asked = asked_node_rank({**SRUN, "SLURM_NODEID": "6", "SLURM_STEP_NUM_NODES": "8"}, nodes=4)
     assert asked == NodeRank(6, "Slurm's SLURM_NODEID=6", launched=True)
 
 
 def test_a_launchers_number_that_is_none_is_an_error() -> None:
     with pytest.raises(LauncherError, match="SLURM_NODEID='x' is not a whole number"):
-        asked_node_rank({**SRUN_TASK, "SLURM_NODEID": "x"})
+        asked_node_rank({**SRUN, "SLURM_NODEID": "x"})
 
 
 LOCAL = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "1"}
@@ -367,10 +310,7 @@ LOCAL = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "1"}
         pytest.param(LOCAL, {"rank": 5, "world_size": 8}, (1, 4, 1), id="with arguments"),
         pytest.param({**LOCAL, "WORLD_SIZE": "8"}, {}, (None, None, None), id="not with assigned ranks"),
         pytest.param(
-            {**PLAIN, **LOCAL, "MINGLE_RANK": "0"},
-            {},
-            (None, None, None),
-            id="not when the rank is overruled",
+            {**PLAIN, **LOCAL, "MINGLE_RANK": "0"}, {}, (None, None, None), id="not when the rank is overruled"
         ),
         pytest.param({**SBATCH_BODY, **PLAIN, **LOCAL}, {}, (1, 4, 1), id="by hand in an sbatch body"),
     ],
@@ -403,49 +343,32 @@ def test_node_variables_that_do_not_fit_are_refused(change: dict[str, str]) -> N
 
 # --- the node ---------------------------------------------------------------------------------------------------------
 
-KNOWN: dict[str, Any] = {
-    "boot_id": "b00t",
-    "network_namespace": 1,
-    "pid_namespace": 2,
-    "hostname": "alpha",
-    "machine_id": "m1",
-}
+KNOWN: dict[str, Any] = {"network_namespace": 1, "pid_namespace": 2, "hostname": "alpha", "machine_id": "m1"}
 
 
 @pytest.mark.parametrize(
-    ("change", "same"),
+    ("boot_id", "change", "same"),
     [
-        ({}, True),
-        ({"hostname": "beta"}, True),
-        ({"machine_id": None}, True),
-        ({"boot_id": "other"}, False),
-        ({"network_namespace": 9}, False),
-        ({"pid_namespace": 9}, False),
+        ("b00t", {}, True),
+        ("b00t", {"hostname": "beta", "machine_id": None}, True),
+        ("b00t", {"boot_id": "other"}, False),
+        ("b00t", {"network_namespace": 9}, False),
+        ("b00t", {"pid_namespace": 9}, False),
+        ("b00t", {"network_namespace": 2, "pid_namespace": 1}, False),
+        (None, {}, True),
+        (None, {"hostname": "beta"}, False),
+        (None, {"machine_id": "m2"}, False),
+        (None, {"pid_namespace": 9}, False),
     ],
 )
-def test_node_key_with_a_boot_id(change: dict[str, Any], same: bool) -> None:
-    assert (placement.describe_node(**KNOWN) == placement.describe_node(**{**KNOWN, **change})) is same
-
-
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [({}, True), ({"hostname": "beta"}, False), ({"machine_id": "m2"}, False), ({"pid_namespace": 9}, False)],
-)
-def test_node_key_without_a_boot_id(change: dict[str, Any], same: bool) -> None:
-    elsewhere = {**KNOWN, "boot_id": None}
-    assert (placement.describe_node(**elsewhere) == placement.describe_node(**{**elsewhere, **change})) is same
-
-
-def test_the_two_namespaces_are_not_mixed_up() -> None:
-    swapped = {**KNOWN, "network_namespace": 2, "pid_namespace": 1}
-    assert placement.describe_node(**KNOWN) != placement.describe_node(**swapped)
+def test_which_processes_are_of_one_node(boot_id: str | None, change: dict[str, Any], same: bool) -> None:
+    known = {**KNOWN, "boot_id": boot_id}
+    assert (placement.describe_node(**known) == placement.describe_node(**{**known, **change})) is same
 
 
 def test_without_anything_but_a_name() -> None:
-    key = placement.describe_node(
-        boot_id=None, network_namespace=None, pid_namespace=None, hostname="alpha", machine_id=None
-    )
-    assert key == "host:alpha"
+    unknown = dict.fromkeys(("boot_id", "network_namespace", "pid_namespace", "machine_id"))
+    assert placement.describe_node(**unknown, hostname="alpha") == "host:alpha"
 
 
 def test_a_random_hardware_address_does_not_count() -> None:

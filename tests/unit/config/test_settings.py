@@ -159,18 +159,6 @@ def test_where_the_job_id_comes_from(environ: dict[str, str], argument: str | No
     assert resolve(environ, job_id=argument, world_size=size).job_id == expected
 
 
-def test_a_password_in_a_url_is_not_shown_where_another_peer_is_wrong() -> None:
-    with pytest.raises(ConfigurationError, match="with a password") as caught:
-        resolve_network({"MINGLE_PEERS": "node0:port,sftp://ann:hunter2@store/mingle"})
-    assert "hunter2" not in str(caught.value)
-
-
-def test_an_empty_job_id_is_an_error_where_the_launcher_has_one() -> None:
-    """The jobs of a template that fails to fill it in must not begin in some other way than was written."""
-    with pytest.raises(ConfigurationError, match="MINGLE_JOB_ID='' is empty"):
-        resolve({**SRUN_TASK, "MINGLE_JOB_ID": ""})
-
-
 @pytest.mark.parametrize("job_id", ["gloo", "nccl", "NCCL", "mpi", "ucc", "xccl", "cpu:gloo,cuda:nccl", "cuda:nccl"])
 def test_the_name_of_a_backend_is_no_job_id(job_id: str) -> None:
     for environ, argument in (({}, job_id), ({"MINGLE_JOB_ID": job_id}, None)):
@@ -201,22 +189,8 @@ def test_a_launchers_job_id_may_be_the_name_of_a_backend() -> None:
     ],
 )
 def test_a_variable_that_looks_like_one_of_ours(name: str, meant: str | None) -> None:
-    assert settings.unknown_variables({name: "x", "MINGLE_RANK": "0", "PATH": ""}) == {name: meant}
-
-
-def test_variables_written_for_workers_are_known() -> None:
-    written = {"MINGLE_GENERATION": "000003-9f2c51aa", "MINGLE_HOSTS": "192.0.2.1", "MINGLE_HOSTFILE": "/tmp/hosts"}
-    assert settings.unknown_variables(written) == {}
-
-
-def test_without_a_job_id_a_mistyped_variable_is_the_likely_cause() -> None:
-    with pytest.raises(ConfigurationError, match=r"MINGLE_JOBID is set.*did you mean MINGLE_JOB_ID"):
-        resolve({"MINGLE_JOBID": "resnet"}, world_size=2)
-
-
-def test_a_launchers_job_id_is_checked_too() -> None:
-    with pytest.raises(ConfigurationError, match="torchrun's id"):
-        resolve({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x" * 257})
+    known = {"MINGLE_RANK": "0", "PATH": "", **dict.fromkeys(settings.WRITTEN, "of a worker")}
+    assert settings.unknown_variables({name: "x", **known}) == {name: meant}
 
 
 @pytest.mark.parametrize(
@@ -265,10 +239,6 @@ def test_a_value_of_nccl_in_gloos_variable_is_known(named: str, refused: str) ->
         assert "only NCCL_SOCKET_IFNAME takes '^' and '='" in str(problem)
 
 
-def test_no_peers_as_an_argument_leave_the_variables() -> None:
-    assert resolve_network({"MINGLE_PEERS": "a"}, peers=()).peers == (Peer("a"),)
-
-
 @pytest.mark.parametrize(("variable", "service"), [("MINGLE_PORT", "mingle"), ("MINGLE_MASTER_PORT", "mingle-master")])
 def test_a_port_that_kubernetes_sets_for_a_service(variable: str, service: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{variable}='tcp://.* not a number(?s:.*)here {service}\n"):
@@ -278,17 +248,6 @@ def test_a_port_that_kubernetes_sets_for_a_service(variable: str, service: str) 
     assert getattr(given, argument) == 29500
 
 
-@pytest.mark.parametrize(("family", "expected"), [("auto", "auto"), ("4", "4"), ("6", "6"), (4, "4"), (6, "6")])
-def test_family(family: str | int, expected: str) -> None:
-    assert resolve_network({}, family=family).family == expected
-
-
-@pytest.mark.parametrize(("family", "address"), [(4, "2001:db8::1"), (6, "10.0.0.1")])
-def test_an_advertised_address_must_be_of_the_family(family: int, address: str) -> None:
-    with pytest.raises(ConfigurationError, match="advertise="):
-        resolve_network({}, family=family, advertise=address)
-
-
 def test_a_secret_file(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_bytes(b"k\n")
@@ -296,12 +255,6 @@ def test_a_secret_file(tmp_path: Path) -> None:
     assert resolve_network({"MINGLE_SECRET_FILE": str(path)}, secret="t").secret == b"t"
     assert resolve_network({}, secret="t", secret_file="/a pipe that was read").secret == b"t"
     assert resolve_network({"MINGLE_SECRET": " k\t"}).secret == b" k\t", "the secret, and no other one"
-
-
-@pytest.mark.parametrize("secret", ["", "s"])
-def test_two_secrets_are_refused(secret: str) -> None:
-    with pytest.raises(ConfigurationError, match="both MINGLE_SECRET and MINGLE_SECRET_FILE"):
-        resolve_network({"MINGLE_SECRET": secret, "MINGLE_SECRET_FILE": "/x"})
 
 
 def test_torchrun_passes_through_with_everything_filled_in() -> None:
@@ -364,10 +317,30 @@ def test_an_address_that_is_not_torchruns_does_not_pass_through(environ: dict[st
     assert not found.beside_torchrun
 
 
-@pytest.mark.parametrize("port", ["x", "0", "65536"])
-def test_torchruns_port_is_checked(port: str) -> None:
-    with pytest.raises(LauncherError, match="MASTER_PORT"):
-        resolve({**TORCHRUN, "MASTER_PORT": port})
+SECRETS = {"MINGLE_SECRET": "", "MINGLE_SECRET_FILE": "/x"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "words"),
+    [
+        # The jobs of a template that fails to fill it in must not begin in some other way than was written.
+        pytest.param({**SRUN_TASK, "MINGLE_JOB_ID": ""}, {}, "MINGLE_JOB_ID='' is empty", id="empty beside a launcher"),
+        pytest.param({"MINGLE_JOBID": "x"}, {}, "MINGLE_JOBID is set.*did you mean MINGLE_JOB_ID", id="mistyped"),
+        pytest.param({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x" * 257}, {}, "torchrun's id", id="the launcher's id"),
+        pytest.param({}, {"family": 4, "advertise": "2001:db8::1"}, "advertise=", id="advertised IPv6, family 4"),
+        pytest.param({}, {"family": 6, "advertise": "10.0.0.1"}, "advertise=", id="advertised IPv4, family 6"),
+        pytest.param(SECRETS, {}, "both MINGLE_SECRET and MINGLE_SECRET_FILE", id="two secrets, one empty"),
+        pytest.param({**SECRETS, "MINGLE_SECRET": "s"}, {}, "both MINGLE_SECRET and", id="two secrets"),
+        pytest.param({"MINGLE_PEERS": "a:port,sftp://ann:hunter2@store/x"}, {}, "with a password", id="a password"),
+        *(pytest.param({**TORCHRUN, "MASTER_PORT": port}, {}, "MASTER_PORT", id=port) for port in ("x", "0", "65536")),
+    ],
+)
+def test_settings_that_cannot_be(environ: dict[str, str], arguments: dict[str, Any], words: str) -> None:
+    size = {} if {"SLURM_PROCID", "RANK"} & environ.keys() else {"world_size": 2}
+    with pytest.raises((ConfigurationError, LauncherError), match=words) as caught:
+        resolve(environ, **size, **arguments)
+    assert isinstance(caught.value, LauncherError) == ("MASTER_PORT" in words)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_the_settings_side_loads_no_heavy_module() -> None:
