@@ -79,9 +79,7 @@ REFUSED: dict[str, tuple[object, ...]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "expected"), [(kind, *row) for kind, rows in TAKEN.items() for row in rows], ids=ascii
-)
+@pytest.mark.parametrize(("kind", "value", "expected"), [(kind, *row) for kind, rows in TAKEN.items() for row in rows])
 def test_a_value_is_read(kind: str, value: object, expected: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/shared/ann")
     read = READERS[kind](value, "n")

@@ -122,12 +122,7 @@ FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
             FAIL,
             ("not even our own", "ufw allow proto udp from 10.0.0.0/24 to any port 29499; ufw allow proto tcp from"),
         ),
-        (
-            {"send_errors": {"EPERM": 2}},
-            "multicast",
-            FAIL,
-            ("refused to send 2", "EPERM", LOOK_AS_ROOT),
-        ),
+        ({"send_errors": {"EPERM": 2}}, "multicast", FAIL, ("refused to send 2", "EPERM", LOOK_AS_ROOT)),
         (
             {"send_errors": {"EPERM": 2}, "chains": SENDS_NOTHING},
             "multicast",
@@ -225,14 +220,10 @@ def test_troubles_are_the_worst_first_and_no_pass() -> None:
     assert troubles(HEALTHY) == []
 
 
-def test_an_interface_that_could_not_be_opened_is_no_firewall() -> None:
-    facts = replace(HEALTHY, multicasts_on=frozenset(), failures={"eth0 IPv4": "ENODEV: gone"})
-    assert ("multicast", FAIL) not in faults(facts)
-
-
-def test_an_interface_that_could_not_be_opened_excuses_no_other_whose_name_begins_alike() -> None:
-    facts = replace(HEALTHY, used_names=["eth1"], multicasts_on=frozenset(), failures={"eth10 IPv4": "ENODEV: gone"})
-    assert ("multicast", FAIL) in faults(facts)
+@pytest.mark.parametrize(("opened", "firewall"), [("eth0", False), ("eth00", True)])
+def test_an_interface_that_could_not_be_opened_is_no_firewall(opened: str, firewall: bool) -> None:
+    facts = replace(HEALTHY, multicasts_on=frozenset(), failures={f"{opened} IPv4": "ENODEV: gone"})
+    assert (("multicast", FAIL) in faults(facts)) is firewall
 
 
 def test_no_command_of_a_fix_has_a_period_behind_it() -> None:
@@ -292,9 +283,10 @@ def test_the_firewall_is_opened_to_the_hosts_of_the_job_alone(changes: dict[str,
 
 
 def test_one_network_that_tcp_passes_is_enough() -> None:
-    facts = replace(HEALTHY, chains=ALLOWS_NEIGHBORS, networks=["10.0.0.0/24", "10.1.0.0/24"])
-    assert faults(facts) == []
-    assert faults(replace(facts, networks=["10.2.0.0/24", "10.1.0.0/24"])) == [("tcp", WARN)]
+    other = "10.1.0.0/24"
+    for networks in ([other, "10.0.0.0/24"], ["10.0.0.0/24", other]):
+        assert faults(replace(HEALTHY, chains=ALLOWS_NEIGHBORS, networks=networks)) == []
+    assert faults(replace(HEALTHY, chains=ALLOWS_NEIGHBORS, networks=["10.2.0.0/24", other])) == [("tcp", WARN)]
 
 
 def test_a_port_that_keeps_every_interface_from_being_opened_is_not_called_usable() -> None:
@@ -305,13 +297,7 @@ def test_a_port_that_keeps_every_interface_from_being_opened_is_not_called_usabl
 WRONG = Finding("port", CheckStatus.FAIL, "it is taken", "free it")
 
 
-def test_worst() -> None:
+def test_the_worst_finding_counts_and_is_told_with_its_fix() -> None:
     fine, doubtful = Finding("a", CheckStatus.PASS, "x"), Finding("b", CheckStatus.WARN, "y", "z")
-    assert worst([]) is CheckStatus.PASS
-    assert worst([fine, doubtful]) is CheckStatus.WARN
-    assert worst([doubtful, WRONG, fine]) is CheckStatus.FAIL
-
-
-def test_text() -> None:
-    assert str(WRONG) == "it is taken; free it"
-    assert str(Finding("a", CheckStatus.PASS, "x")) == "x"
+    assert [worst(each) for each in ([], [fine, doubtful], [doubtful, WRONG, fine])] == [CheckStatus.PASS, WARN, FAIL]
+    assert (str(fine), str(WRONG)) == ("x", "it is taken; free it")

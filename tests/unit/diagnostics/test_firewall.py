@@ -102,6 +102,7 @@ UFW_NOT_LOCAL = """\tchain ufw-not-local {
         # What can't be read may let the packet pass, and then nothing that follows drops it.
         (listing("ip saddr @ok accept", policy="drop"), TCP, None),
         (listing("ip saddr @bad drop", "tcp dport 1-65535 drop"), TCP, "tcp dport 1-65535"),
+        (listing("ip saddr @bad reject", "tcp dport 1-65535 drop"), TCP, "tcp dport 1-65535"),
         (listing("tcp dport vmap { 22 : accept, 1024-65535 : accept }", policy="drop"), TCP, None),
         (listing("jump nowhere", policy="drop"), TCP, None),
         (listing("meta mark 0x1 accept", policy="drop"), TCP, None),
@@ -146,78 +147,33 @@ def test_a_rule_is_read_once_however_many_packets_are_judged(monkeypatch: pytest
 
 
 RICH_RULE = "firewall-cmd --permanent --add-rich-rule='rule family=ipv4 source address=10.0.0.0/24 {} accept'"
+DIRECT = "firewall-cmd --permanent --direct --add-rule ipv6 filter OUTPUT 0 -p {} -j ACCEPT"
+INPUT = "iptables -I INPUT -p {} -j ACCEPT"
+NFT = "nft insert rule ip nat INPUT {} accept"
 NETWORKS = {False: ["10.0.0.0/24"], True: ["fd00::/64"]}
 
 
 @pytest.mark.parametrize(
-    ("manager", "outgoing", "ipv6", "udp", "tcp"),
+    ("manager", "outgoing", "ipv6", "line", "udp", "tcp"),
     [
-        (
-            "nft",
-            False,
-            False,
-            ["nft insert rule ip nat INPUT ip saddr 10.0.0.0/24 udp dport 29499 accept"],
-            ["nft insert rule ip nat INPUT ip saddr 10.0.0.0/24 meta l4proto tcp accept"],
-        ),
-        (
-            "nft",
-            True,
-            True,
-            ["nft insert rule ip nat INPUT udp dport 29499 accept"],
-            ["nft insert rule ip nat INPUT ip6 daddr fd00::/64 meta l4proto tcp accept"],
-        ),
-        (
-            "ufw",
-            False,
-            False,
-            ["ufw allow proto udp from 10.0.0.0/24 to any port 29499"],
-            ["ufw allow proto tcp from 10.0.0.0/24"],
-        ),
-        ("ufw", True, False, ["ufw allow out proto udp to any port 29499"], ["ufw allow out proto tcp to 10.0.0.0/24"]),
-        (
-            "iptables",
-            False,
-            False,
-            ["iptables -I INPUT -p udp -s 10.0.0.0/24 --dport 29499 -j ACCEPT"],
-            ["iptables -I INPUT -p tcp -s 10.0.0.0/24 -j ACCEPT"],
-        ),
-        (
-            "iptables",
-            True,
-            True,
-            ["ip6tables -I OUTPUT -p udp --dport 29499 -j ACCEPT"],
-            ["ip6tables -I OUTPUT -p tcp -d fd00::/64 -j ACCEPT"],
-        ),
-        (
-            "firewalld",
-            False,
-            False,
-            [RICH_RULE.format("port port=29499 protocol=udp"), "firewall-cmd --reload"],
-            [RICH_RULE.format("protocol value=tcp"), "firewall-cmd --reload"],
-        ),
-        (
-            "firewalld",
-            True,
-            True,
-            [
-                "firewall-cmd --permanent --direct --add-rule ipv6 filter OUTPUT 0 -p udp --dport 29499 -j ACCEPT",
-                "firewall-cmd --reload",
-            ],
-            [
-                "firewall-cmd --permanent --direct --add-rule ipv6 filter OUTPUT 0 -p tcp -d fd00::/64 -j ACCEPT",
-                "firewall-cmd --reload",
-            ],
-        ),
+        ("nft", False, False, NFT, "ip saddr 10.0.0.0/24 udp dport 29499", "ip saddr 10.0.0.0/24 meta l4proto tcp"),
+        ("nft", True, True, NFT, "udp dport 29499", "ip6 daddr fd00::/64 meta l4proto tcp"),
+        ("ufw", False, False, "ufw allow proto {}", "udp from 10.0.0.0/24 to any port 29499", "tcp from 10.0.0.0/24"),
+        ("ufw", True, False, "ufw allow out proto {}", "udp to any port 29499", "tcp to 10.0.0.0/24"),
+        ("iptables", False, False, INPUT, "udp -s 10.0.0.0/24 --dport 29499", "tcp -s 10.0.0.0/24"),
+        ("iptables", True, True, "ip6tables -I OUTPUT -p {} -j ACCEPT", "udp --dport 29499", "tcp -d fd00::/64"),
+        ("firewalld", False, False, RICH_RULE, "port port=29499 protocol=udp", "protocol value=tcp"),
+        ("firewalld", True, True, DIRECT, "udp --dport 29499", "tcp -d fd00::/64"),
     ],
 )
 def test_the_lines_that_each_program_takes(
-    manager: Manager, outgoing: bool, ipv6: bool, udp: list[str], tcp: list[str]
+    manager: Manager, outgoing: bool, ipv6: bool, line: str, udp: str, tcp: str
 ) -> None:
     foreign = Block(Chain("ip", "nat", "INPUT"), "drop") if manager == "nft" else None
-    expected: dict[Protocol, list[str]] = {"udp": udp, "tcp": tcp}
-    for protocol, lines in expected.items():
-        given = allow(protocol, 29499, NETWORKS[ipv6], manager=manager, block=foreign, outgoing=outgoing)
-        assert given == lines
+    expected: dict[Protocol, str] = {"udp": udp, "tcp": tcp}
+    for protocol, rule in expected.items():
+        lines = allow(protocol, 29499, NETWORKS[ipv6], manager=manager, block=foreign, outgoing=outgoing)
+        assert lines == [line.format(rule)] + ["firewall-cmd --reload"] * (manager == "firewalld")
 
 
 @pytest.mark.parametrize("outgoing", [False, True], ids=["in", "out"])
