@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mingle.config.settings import Network
 from mingle.observe.finder import Finder
@@ -64,6 +65,18 @@ class Wire:
         self.machines[address] = machine
         self._listeners |= {(address, port): address for port in ports}
         self.settle()
+
+    def host(self, job: str = "resnet", address: str = "10.0.0.1", **options: Any) -> Rank:
+        """Add the host of a job of one rank, which forms at once; options as for `a_formed_job`."""
+        host = a_formed_job(self, job, address, **options)
+        self.add(address, host, 5000)
+        return host
+
+    def look(self, job: str | None = "resnet", address: str = "10.0.0.2", **options: Any) -> Finder:
+        """Add a finder; options as for `a_finder`."""
+        finder = a_finder(self, job, **options)
+        self.add(address, finder)
+        return finder
 
     def remove(self, address: str) -> None:
         """Kill a machine: its connections break, its ports refuse."""

@@ -18,7 +18,7 @@ from mingle.config.settings import Network
 from mingle.errors import DiscoveryTimeoutError
 from mingle.observe.finder import Seeking
 from mingle.wire.datagrams import Seek
-from tests.support.bystanders import Wire, a_finder, a_formed_job, command_environment, gathering, run_command
+from tests.support.bystanders import Wire, command_environment, gathering, run_command
 from tests.support.in_process import formed
 from tests.support.loopback import longer
 from tests.support.ports import free_udp_port
@@ -275,9 +275,8 @@ def test_the_order_in_which_ranks_are_heard_is_no_change() -> None:
 
 def test_a_session_that_is_proved() -> None:
     wire = Wire()
-    finder = a_finder(wire, None)
-    wire.add("10.0.0.9", finder)
-    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    finder = wire.look(None, "10.0.0.9")
+    wire.host()
     wire.run(2)
     (record,) = jobs.records(finder.sessions, [])
     assert record["proved"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -22,12 +24,18 @@ from mingle.protocol.events import Disconnected, Heard, Source, TimerDue
 from mingle.protocol.links.race import DialTarget
 from mingle.protocol.sessions import RETRY_SECONDS
 from mingle.wire import frames
-from mingle.wire.datagrams import Bye, Kind, List, Offer, Seek
+from mingle.wire.datagrams import Bye, List, Offer, Seek
 from tests.support.bystanders import WHO, Wire, a_finder, a_formed_job
 
 
-def an_offer(job: str = "resnet", *, session: bytes = b"S" * 16, address: str = "10.0.0.9") -> Offer:
-    return Offer(job=job, session=session, host=b"H" * 16, addresses=(address,), port=5000, world_size=2)
+def an_offer(job: str = "resnet", *, address: str = "10.0.0.9", **fields: Any) -> Offer:
+    given = {"session": b"S" * 16, "host": b"H" * 16, "port": 5000, "world_size": 2, **fields}
+    return Offer(job=job, addresses=(address,), **given)
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
 
 
 def is_racing(finder: Finder) -> bool:
@@ -35,8 +43,7 @@ def is_racing(finder: Finder) -> bool:
     return any(each.race is not None and not each.alive for each in finder.sessions)
 
 
-def test_finder_of_a_job_asks_both_groups_as_an_observer() -> None:
-    wire = Wire()
+def test_finder_of_a_job_asks_both_groups_as_an_observer(wire: Wire) -> None:
     finder = a_finder(wire, "resnet")
     finder.handle(TimerDue(), wire.now + 0.001)
     asked = [effect for effect in finder.effects() if isinstance(effect, Multicast)]
@@ -45,18 +52,15 @@ def test_finder_of_a_job_asks_both_groups_as_an_observer() -> None:
     assert (seek.kind, seek.rank, seek.pid) == ("observer", None, WHO.pid)
 
 
-def test_finder_of_all_jobs_asks_only_the_browse_group() -> None:
-    wire = Wire()
+def test_finder_of_all_jobs_asks_only_the_browse_group(wire: Wire) -> None:
     finder = a_finder(wire, None)
     finder.handle(TimerDue(), wire.now)
     assert finder.effects() == [Multicast(List(member=bytes(15) + b"F"), browse=True)]
 
 
-def test_finder_names_the_store_of_a_formed_job() -> None:
-    wire = Wire()
-    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
+def test_finder_names_the_store_of_a_formed_job(wire: Wire) -> None:
+    wire.host()
+    finder = wire.look()
     wire.run(0.3)
     early = finder.settled
     wire.run(0.5)
@@ -66,32 +70,17 @@ def test_finder_names_the_store_of_a_formed_job() -> None:
     assert session.target().kind == "store"
 
 
-def test_a_link_local_address_gets_the_zone_on_which_it_was_reached() -> None:
-    wire = Wire()
-    wire.add("fe80::1", a_formed_job(wire, "resnet", "fe80::1"), 5000)
-    finder = a_finder(wire, "resnet")
-    wire.add("fe80::2", finder)
+def test_a_link_local_address_gets_the_zone_on_which_it_was_reached(wire: Wire) -> None:
+    wire.host("resnet", "fe80::1")
+    finder = wire.look("resnet", "fe80::2")
     wire.run(1)
     assert [str(each.target()) for each in finder.alive] == ["[fe80::1%eth0]:29500"]
 
 
-def test_two_that_live_are_both_found() -> None:
-    wire = Wire()
-    for number in (1, 3):
-        name = f"10.0.0.{number}"
-        wire.add(name, a_formed_job(wire, "resnet", name, name=bytes([number])), 5000)
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
-    wire.run(1)
-    assert [each.target().address for each in finder.alive] == ["10.0.0.1", "10.0.0.3"]
-
-
-def test_finder_waits_a_while_for_sessions_that_are_still_tried() -> None:
-    wire = Wire()
+def test_finder_waits_a_while_for_sessions_that_are_still_tried(wire: Wire) -> None:
     wire.silent = {"10.0.0.9"}
-    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
+    wire.host()
+    finder = wire.look()
     wire.run(SETTLE_SECONDS)
     wire.hear("10.0.0.2", an_offer(session=b"T" * 16), "10.0.0.9")
     wire.run(0.3)
@@ -105,11 +94,9 @@ def test_finder_waits_a_while_for_sessions_that_are_still_tried() -> None:
 @pytest.mark.parametrize(
     ("silent", "problem"), [(False, "refused"), (True, "no answer within 1 s")], ids=["dead", "silent"]
 )
-def test_a_datagram_alone_finds_nothing(silent: bool, problem: str) -> None:
-    wire = Wire()
+def test_a_datagram_alone_finds_nothing(wire: Wire, silent: bool, problem: str) -> None:
     wire.silent = {"10.0.0.9"} if silent else set()
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
+    finder = wire.look()
     wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
     assert is_racing(finder) is silent
     wire.run(1.5)
@@ -119,11 +106,9 @@ def test_a_datagram_alone_finds_nothing(silent: bool, problem: str) -> None:
     assert problem in finder.sessions[0].problem
 
 
-def test_another_session_at_the_address_is_not_taken_for_it() -> None:
-    wire = Wire()
-    wire.add("10.0.0.9", a_formed_job(wire, "other", "10.0.0.9"), 5000)
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
+def test_another_session_at_the_address_is_not_taken_for_it(wire: Wire) -> None:
+    wire.host("other", "10.0.0.9")
+    finder = wire.look()
     wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
     assert finder.alive == []
     assert "another session" in finder.sessions[0].problem
@@ -138,30 +123,24 @@ def test_another_session_at_the_address_is_not_taken_for_it() -> None:
         (None, b"right", "we have a secret and the host has none"),
     ],
 )
-def test_a_secret_must_be_the_same(theirs: bytes | None, ours: bytes | None, problem: str) -> None:
-    wire = Wire()
-    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1", secret=theirs), 5000)
-    finder = a_finder(wire, "resnet", secret=ours)
-    wire.add("10.0.0.2", finder)
+def test_a_secret_must_be_the_same(wire: Wire, theirs: bytes | None, ours: bytes | None, problem: str) -> None:
+    wire.host(secret=theirs)
+    finder = wire.look(secret=ours)
     wire.run(1)
     assert bool(finder.alive) is not bool(problem)
     assert problem in finder.sessions[0].problem
 
 
-def test_finder_of_all_jobs_with_a_secret_sees_jobs_without_one() -> None:
-    wire = Wire()
-    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
-    finder = a_finder(wire, None, secret=b"some other job's")
-    wire.add("10.0.0.2", finder)
+def test_finder_of_all_jobs_with_a_secret_sees_jobs_without_one(wire: Wire) -> None:
+    wire.host()
+    finder = wire.look(None, secret=b"some other job's")
     wire.run(1)
     assert len(finder.alive) == 1
 
 
-def test_dead_session_is_no_longer_found() -> None:
-    wire = Wire()
-    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
-    finder = a_finder(wire, "resnet", refresh=0.5)
-    wire.add("10.0.0.2", finder)
+def test_dead_session_is_no_longer_found(wire: Wire) -> None:
+    wire.host()
+    finder = wire.look(refresh=0.5)
     wire.run(1)
     assert finder.settled
     wire.remove("10.0.0.1")
@@ -170,12 +149,9 @@ def test_dead_session_is_no_longer_found() -> None:
     assert not finder.settled
 
 
-def test_a_session_that_is_proved_keeps_its_job() -> None:
-    wire = Wire()
-    host = a_formed_job(wire, "resnet", "10.0.0.1")
-    wire.add("10.0.0.1", host, 5000)
-    finder = a_finder(wire, None)
-    wire.add("10.0.0.2", finder)
+def test_a_session_that_is_proved_keeps_its_job(wire: Wire) -> None:
+    host = wire.host()
+    finder = wire.look(None)
     wire.run(2)
     wire.hear("10.0.0.2", msgspec.structs.replace(host.host.offer(), job="invented"), "10.0.0.66")
     assert [(each.offer.job, each.alive) for each in finder.sessions] == [("resnet", True)]
@@ -191,12 +167,9 @@ def test_a_signed_offer_is_not_replaced_by_one_without_a_signature() -> None:
     finder.close()
 
 
-def test_a_good_bye_is_looked_into() -> None:
-    wire = Wire()
-    host = a_formed_job(wire, "resnet", "10.0.0.1")
-    wire.add("10.0.0.1", host, 5000)
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
+def test_a_good_bye_is_looked_into(wire: Wire) -> None:
+    host = wire.host()
+    finder = wire.look()
     wire.run(2)
     wire.hear("10.0.0.2", Bye(job="resnet", session=host.host.offer().session), "10.0.0.66")
     assert len(finder.alive) == 1, "somebody lied"
@@ -206,14 +179,12 @@ def test_a_good_bye_is_looked_into() -> None:
     assert finder.alive == []
 
 
-def test_a_host_that_proves_itself_and_then_says_nothing_is_given_up() -> None:
-    wire = Wire()
+def test_a_host_that_proves_itself_and_then_says_nothing_is_given_up(wire: Wire) -> None:
     host = a_formed_job(wire, "resnet", "10.0.0.1")
 
     host.host.caller_proved = lambda _caller, _now: None  # type: ignore[method-assign]
     wire.add("10.0.0.1", host, 5000)
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
+    finder = wire.look()
     wire.run(1)
     assert is_racing(finder)
     wire.run(1.5)
@@ -221,10 +192,8 @@ def test_a_host_that_proves_itself_and_then_says_nothing_is_given_up() -> None:
     assert "said nothing" in finder.sessions[0].problem
 
 
-def test_other_jobs_and_seekers_are_remembered_for_the_report() -> None:
-    wire = Wire()
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
+def test_other_jobs_and_seekers_are_remembered_for_the_report(wire: Wire) -> None:
+    finder = wire.look()
     wire.hear("10.0.0.2", an_offer("resnext"), "10.0.0.9")
     seek = Seek(job="resnet", member=b"M" * 16, world_size=2, rank=1, hostname="worker", pid=9)
     wire.hear("10.0.0.2", seek, "10.0.0.7")
@@ -235,25 +204,10 @@ def test_other_jobs_and_seekers_are_remembered_for_the_report() -> None:
     assert finder.sessions == []
 
 
-def test_a_flood_of_inventions_is_bounded_and_does_not_hide_the_real_one() -> None:
-    wire = Wire()
-    finder = a_finder(wire, None)
-    wire.add("10.0.0.2", finder)
-    for number in range(MAX_SESSIONS + 50):
-        wire.hear("10.0.0.2", an_offer(session=number.to_bytes(16, "big")), "10.0.0.66")
-    assert len(finder.sessions) == MAX_SESSIONS
-    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
-    wire.run(3)
-    assert len(finder.alive) == 1
-    assert len(finder.sessions) <= MAX_SESSIONS
-
-
-def test_inventions_one_after_the_other_do_not_hold_up_who_has_found_a_host() -> None:
-    wire = Wire()
+def test_inventions_one_after_the_other_do_not_hold_up_who_has_found_a_host(wire: Wire) -> None:
     wire.silent = {"10.0.0.66"}
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
-    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    finder = wire.look()
+    wire.host()
     for number in range(round((SETTLE_SECONDS + UNTRIED_SECONDS) / 0.1) + 1):
         wire.hear("10.0.0.2", an_offer(session=number.to_bytes(16, "big"), address="10.0.0.66"), "10.0.0.66")
         wire.run(0.1)
@@ -262,8 +216,7 @@ def test_inventions_one_after_the_other_do_not_hold_up_who_has_found_a_host() ->
     assert [each.target().address for each in finder.alive] == ["10.0.0.1"]
 
 
-def test_repeated_offers_and_good_byes_do_not_set_the_rate_of_dials() -> None:
-    wire = Wire()
+def test_repeated_offers_and_good_byes_do_not_set_the_rate_of_dials(wire: Wire) -> None:
     finder = a_finder(wire, "resnet")
     dials = 0
     for number in range(100):
@@ -277,11 +230,9 @@ def test_repeated_offers_and_good_byes_do_not_set_the_rate_of_dials() -> None:
     assert dials <= 3
 
 
-def test_closing_hangs_up_on_all() -> None:
-    wire = Wire()
+def test_closing_hangs_up_on_all(wire: Wire) -> None:
     wire.silent = {"10.0.0.9"}
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
+    finder = wire.look()
     wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
     raced = is_racing(finder)
     finder.close()
@@ -294,11 +245,9 @@ def a_seek(number: int) -> Seek:
 
 
 @pytest.mark.parametrize("seconds_between", [0.0, 0.01])
-def test_watching_finder_sees_the_last_seeker(seconds_between: float) -> None:
+def test_watching_finder_sees_the_last_seeker(wire: Wire, seconds_between: float) -> None:
     """Ranks that are restarted have new ids, and a stranger can invent them."""
-    wire = Wire()
-    finder = a_finder(wire, None, refresh=1.0, forgets=True)
-    wire.add("10.0.0.9", finder)
+    finder = wire.look(None, "10.0.0.9", refresh=1.0, forgets=True)
     for number in range(1, 2 * MAX_SEEKERS):
         wire.hear("10.0.0.9", a_seek(number), "10.0.0.1")
         wire.now += seconds_between
@@ -312,14 +261,12 @@ def test_watching_finder_sees_the_last_seeker(seconds_between: float) -> None:
     assert finder.seekers == {}
 
 
-def test_watching_finder_sees_the_last_host_and_forgets_dead_ones() -> None:
-    wire = Wire()
-    finder = a_finder(wire, None, refresh=1.0, forgets=True)
-    wire.add("10.0.0.9", finder)
+def test_watching_finder_sees_the_last_host_and_forgets_dead_ones(wire: Wire) -> None:
+    finder = wire.look(None, "10.0.0.9", refresh=1.0, forgets=True)
     for number in range(MAX_SESSIONS + 50):
         session = number.to_bytes(16, "big")
         wire.hear("10.0.0.9", an_offer(session=session, address="10.0.0.66"), "10.0.0.66")
-    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    wire.host()
     wire.run(3)
     assert [each.target().address for each in finder.alive] == ["10.0.0.1"]
     wire.run(SESSION_SECONDS)
@@ -331,10 +278,8 @@ def test_watching_finder_sees_the_last_host_and_forgets_dead_ones() -> None:
     assert finder.sessions == []
 
 
-def test_finder_that_reports_once_forgets_nothing() -> None:
-    wire = Wire()
-    finder = a_finder(wire, "resnet", refresh=0.5)
-    wire.add("10.0.0.9", finder)
+def test_finder_that_reports_once_forgets_nothing(wire: Wire) -> None:
+    finder = wire.look("resnet", "10.0.0.9", refresh=0.5)
     wire.hear("10.0.0.9", an_offer(), "10.0.0.66")
     wire.hear("10.0.0.9", a_seek(1), "10.0.0.7")
     wire.run(60)
@@ -344,22 +289,8 @@ def test_finder_that_reports_once_forgets_nothing() -> None:
 # --- sessions ---
 
 
-def session(
-    running: frames.Running | None, *, joined: int = 1, assigned: bool = False, kind: Kind = "ranks"
-) -> FoundSession:
-    offer = Offer(
-        job="j",
-        session=b"S" * 16,
-        host=b"H" * 16,
-        addresses=("10.0.0.1",),
-        port=4000,
-        world_size=4,
-        joined=joined,
-        assigned=assigned,
-        kind=kind,
-        hostname="head",
-        pid=7,
-    )
+def session(running: frames.Running | None, **fields: Any) -> FoundSession:
+    offer = an_offer("j", **{"address": "10.0.0.1", "port": 4000, "joined": 1, "hostname": "head", "pid": 7, **fields})
     path = frames.Path(host_address="10.0.0.1", local_address="10.0.0.2", interface="eth0")
     return FoundSession(
         offer, [DialTarget("10.0.0.1", "eth0", 4000)], signed=False, probed=offer, running=running, path=path

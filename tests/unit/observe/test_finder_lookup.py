@@ -12,7 +12,7 @@ from mingle.config.settings import Network
 from mingle.errors import AuthenticationError, DiscoveryTimeoutError, MingleError
 from mingle.observe.finder import Finder, find_job, list_jobs, not_found, several_hosts
 from mingle.protocol.explain.observations import NetworkFacts
-from tests.support.bystanders import Wire, a_finder, a_formed_job, gathering
+from tests.support.bystanders import Wire, a_finder, gathering
 from tests.support.loopback import longer
 from tests.support.ports import free_udp_port
 
@@ -48,11 +48,7 @@ def test_a_job_that_gathers_is_waited_for_and_listed_with_its_control_port(netwo
     with gathering("half there", network.port, (0, 2), world_size=4):
         assert "2 of 4 ranks joined, missing ranks: 1, 3" in not_there("half there", network, "joined")
         (seen,) = listed(network, lambda finder: any(each.running for each in finder.sessions)).sessions
-        assert (seen.offer.job, seen.joined, seen.running and seen.running.missing) == (
-            "half there",
-            2,
-            (1, 3),
-        )
+        assert (seen.offer.job, seen.joined, seen.running and seen.running.missing) == ("half there", 2, (1, 3))
         assert seen.target().kind == "control"
 
 
@@ -67,9 +63,8 @@ def test_a_job_with_a_secret_is_found_by_those_who_have_it(network: Network) -> 
 def test_two_live_hosts_are_both_named() -> None:
     wire = Wire()
     for address, name in (("10.0.0.1", b"A"), ("10.0.0.2", b"B")):
-        wire.add(address, a_formed_job(wire, "twice", address, name=name), 5000)
-    finder = a_finder(wire, "twice")
-    wire.add("10.0.0.3", finder)
+        wire.host("twice", address, name=name)
+    finder = wire.look("twice", "10.0.0.3")
     wire.run(1)
     text = str(several_hosts("twice", finder.alive))
     assert "2 live hosts: rank 0 on host node0 (10.0.0.1), pid 100 at 10.0.0.1:29500" in text

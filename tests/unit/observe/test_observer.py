@@ -25,6 +25,11 @@ from tests.support.loopback import longer, until
 from tests.support.ports import free_udp_port
 
 
+@pytest.fixture
+def network() -> Network:
+    return Network(interfaces=("lo",), port=free_udp_port(), discovery_timeout=60)
+
+
 @pytest.mark.parametrize(("job", "peers"), [("observed", ()), (None, ()), ("observed", ("127.0.0.1",))])
 def test_a_job_is_found(job: str | None, peers: tuple[str, ...]) -> None:
     port = free_udp_port()
@@ -40,8 +45,8 @@ def test_a_job_is_found(job: str | None, peers: tuple[str, ...]) -> None:
     assert facts.interfaces[0].startswith("lo 127.0.0.1/8")
 
 
-def test_unicasts_to_named_hosts_are_counted() -> None:
-    network = Network(interfaces=("lo",), port=free_udp_port(), peers=(Peer("127.0.0.9"),))
+def test_unicasts_to_named_hosts_are_counted(network: Network) -> None:
+    network = replace(network, peers=(Peer("127.0.0.9"),))
     with Observer(network) as observer:
         looked_at: list[int] = []
 
@@ -54,14 +59,14 @@ def test_unicasts_to_named_hosts_are_counted() -> None:
     assert looked_at[-1] > 0
 
 
-def test_observer_stops_at_its_deadline_and_leaves_nothing_open() -> None:
-    with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
+def test_observer_stops_at_its_deadline_and_leaves_nothing_open(network: Network) -> None:
+    with Observer(network) as observer:
         started = time.monotonic()
         observer.run(finder_of(observer), until=started + 0.3)
         assert 0.3 <= time.monotonic() - started < 50
 
 
-def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:
+def test_a_machine_is_closed_also_when_it_is_interrupted(network: Network) -> None:
     class Interrupted(Finder):
         closed_with = ""
 
@@ -71,7 +76,7 @@ def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:
         def close(self, reason: str = "") -> None:
             self.closed_with = reason
 
-    with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
+    with Observer(network) as observer:
         machine = finder_of(observer, kind=Interrupted)
         with pytest.raises(KeyboardInterrupt):
             observer.run(machine, until=time.monotonic() + 30)
@@ -80,11 +85,13 @@ def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:
 
 
 @pytest.mark.parametrize("farewell", ["said", "fails"])
-def test_a_machine_that_fails_is_an_error_with_its_cause(farewell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_fails_is_an_error_with_its_cause(
+    network: Network, farewell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a riddle")
 
-    with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
+    with Observer(network) as observer:
         machine = finder_of(observer)
         monkeypatch.setattr(machine, "handle", fail)
         if farewell == "fails":
@@ -94,11 +101,11 @@ def test_a_machine_that_fails_is_an_error_with_its_cause(farewell: str, monkeypa
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_exception_of_the_callback_reaches_the_caller() -> None:
+def test_exception_of_the_callback_reaches_the_caller(network: Network) -> None:
     def broken_pipe() -> bool:
         raise BrokenPipeError
 
-    with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer, pytest.raises(BrokenPipeError):
+    with Observer(network) as observer, pytest.raises(BrokenPipeError):
         observer.run(finder_of(observer), until=time.monotonic() + 30, done=broken_pipe)
 
 
@@ -123,14 +130,14 @@ def shown(folder: Path, job: str, *messages: Seek | Offer) -> Iterator[None]:
         yield
 
 
-def test_all_jobs_of_a_shared_directory_are_listed(tmp_path: Path) -> None:
+def test_all_jobs_of_a_shared_directory_are_listed(network: Network, tmp_path: Path) -> None:
     port = free_udp_port()
     seek = Seek(job="other", member=b"s" * 16, world_size=2, rank=1, hostname="node1")
     with gathering("listed", port, (0,), world_size=1) as host, shown(tmp_path, "other", seek):
         assert host is not None
         with shown(tmp_path, "listed", host.offer()):
             # Another port: no datagram of the job arrives.
-            network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",))
+            network = replace(network, folders=(f"dir:{tmp_path}",))
             finder = longer(
                 lambda seconds: list_jobs(replace(network, discovery_timeout=seconds))[0],
                 lambda finder: finder.alive and finder.seekers,
@@ -140,20 +147,17 @@ def test_all_jobs_of_a_shared_directory_are_listed(tmp_path: Path) -> None:
     assert (seeker.seek, seeker.address, seeker.in_folder) == (seek, f"dir:{tmp_path}", True)
 
 
-def test_a_job_is_found_through_a_shared_directory(tmp_path: Path) -> None:
+def test_a_job_is_found_through_a_shared_directory(network: Network, tmp_path: Path) -> None:
     with gathering("found", free_udp_port(), (0,), world_size=1) as host:
         assert host is not None
         with shown(tmp_path, "found", host.offer()):
-            network = Network(
-                interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",), discovery_timeout=60
-            )
-            session, _ = find_job("found", network)
+            session, _ = find_job("found", replace(network, folders=(f"dir:{tmp_path}",)))
     assert str(session.target()) == "127.0.0.1:29500"
 
 
-def test_a_rank_that_was_found_in_a_shared_directory_does_not_prove_multicast(tmp_path: Path) -> None:
+def test_a_rank_that_was_found_in_a_shared_directory_does_not_prove_multicast(network: Network, tmp_path: Path) -> None:
     seek = Seek(job="hostless", member=b"s" * 16, world_size=2, rank=1, hostname="node1", pid=7)
-    network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",))
+    network = replace(network, folders=(f"dir:{tmp_path}",))
 
     def look(seconds: float) -> str:
         with pytest.raises(DiscoveryTimeoutError) as raised:
@@ -166,9 +170,9 @@ def test_a_rank_that_was_found_in_a_shared_directory_does_not_prove_multicast(tm
     assert "likely cause: ranks look for it; its rank 0 was not started" in text
 
 
-def test_a_list_names_a_shared_directory_that_fails(tmp_path: Path) -> None:
+def test_a_list_names_a_shared_directory_that_fails(network: Network, tmp_path: Path) -> None:
     missing = f"dir:{tmp_path}/missing"
-    network = Network(interfaces=("lo",), port=free_udp_port(), folders=(missing,))
+    network = replace(network, folders=(missing,))
     facts = longer(
         lambda seconds: list_jobs(replace(network, discovery_timeout=seconds))[1], lambda facts: facts.failures
     )

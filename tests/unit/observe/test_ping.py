@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
+from msgspec import structs
 
-from mingle.observe.ping import (
-    ANSWERS_PER_SECOND,
-    MAX_ACCEPTED,
-    MAX_ADDRESSES,
-    MAX_PEERS,
-    Figures,
-    PingMachine,
-    Reply,
-)
+from mingle.observe.ping import ANSWERS_PER_SECOND, MAX_ACCEPTED, MAX_ADDRESSES, MAX_PEERS, Figures, PingMachine, Reply
 from mingle.protocol.effects import Dial, Hangup
 from mingle.protocol.events import Accepted, BytesReceived, Connected, TimerDue
 from mingle.wire import echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.echo import EchoEnd, EchoRequest, Way
 from tests.support.ping_lan import PORT, Lan, echo_heard
+
+
+@pytest.fixture
+def lan() -> Lan:
+    return Lan()
 
 
 def figures(machine: PingMachine) -> dict[str, dict[Way, tuple[int, int, int]]]:
@@ -29,8 +26,7 @@ def figures(machine: PingMachine) -> dict[str, dict[Way, tuple[int, int, int]]]:
     }
 
 
-def test_three_that_hear_each_other() -> None:
-    lan = Lan()
+def test_three_that_hear_each_other(lan: Lan) -> None:
     machines = [lan.add(f"10.0.0.{number}") for number in (1, 2, 3)]
     lan.run(8)
     for machine in machines:
@@ -44,8 +40,7 @@ def test_three_that_hear_each_other() -> None:
                 assert arrived >= 4
 
 
-def test_multicast_lost_and_unicast_fine() -> None:
-    lan = Lan()
+def test_multicast_lost_and_unicast_fine(lan: Lan) -> None:
     lan.lost = lambda sender, receiver, way: way in {"multicast", "link"}
     one, other = lan.add("10.0.0.1"), lan.add("10.0.0.2")
     one.learn([("10.0.0.2", PORT)])
@@ -60,8 +55,7 @@ def test_multicast_lost_and_unicast_fine() -> None:
     assert len(other.peers) == 1
 
 
-def test_tcp_lost_one_way() -> None:
-    lan = Lan()
+def test_tcp_lost_one_way(lan: Lan) -> None:
     lan.lost = lambda sender, receiver, way: way == "tcp" and sender == "10.0.0.1"
     one, other = lan.add("10.0.0.1"), lan.add("10.0.0.2")
     lan.run(9)
@@ -71,8 +65,7 @@ def test_tcp_lost_one_way() -> None:
     assert figures(other)["10.0.0.1"]["tcp"][2] == 0
 
 
-def test_one_that_ends_is_not_counted_as_loss() -> None:
-    lan = Lan()
+def test_one_that_ends_is_not_counted_as_loss(lan: Lan) -> None:
     one, other = lan.add("10.0.0.1", count=20), lan.add("10.0.0.2", count=None)
     lan.run(2)
     other.close()
@@ -85,8 +78,7 @@ def test_one_that_ends_is_not_counted_as_loss() -> None:
         assert row.sent == row.received > 0
 
 
-def test_a_named_host_whose_ping_was_started_again_is_found_again_without_multicast() -> None:
-    lan = Lan()
+def test_a_named_host_whose_ping_was_started_again_is_found_again_without_multicast(lan: Lan) -> None:
     lan.lost = lambda _sender, _receiver, way: way in ("multicast", "link")
     one, other = lan.add("10.0.0.1", count=None), lan.add("10.0.0.2", count=None)
     one.learn([("10.0.0.2", PORT)])
@@ -98,8 +90,7 @@ def test_a_named_host_whose_ping_was_started_again_is_found_again_without_multic
     assert [(peer.hostname, peer.gone) for peer in one.peers.values()] == [("node2", True), ("node3", False)]
 
 
-def test_a_secret_that_is_not_ours() -> None:
-    lan = Lan()
+def test_a_secret_that_is_not_ours(lan: Lan) -> None:
     one = lan.add("10.0.0.1", key=JobKey(b"a", ""))
     other = lan.add("10.0.0.2")
     lan.run(4)
@@ -109,8 +100,8 @@ def test_a_secret_that_is_not_ours() -> None:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_only_an_answer_with_our_secret_counts_as_one_by_tcp(signed: bool) -> None:
-    lan, key = Lan(), JobKey(b"a", "")
+def test_only_an_answer_with_our_secret_counts_as_one_by_tcp(lan: Lan, signed: bool) -> None:
+    key = JobKey(b"a", "")
     one = lan.add("10.0.0.1", key=key)
     lan.add("10.0.0.2", key=key)
     lan.run(0.1)
@@ -125,8 +116,7 @@ def test_only_an_answer_with_our_secret_counts_as_one_by_tcp(signed: bool) -> No
     assert peer.figures["tcp"].received == before + signed
 
 
-def test_another_job() -> None:
-    lan = Lan()
+def test_another_job(lan: Lan) -> None:
     one, _ = lan.add("10.0.0.1", job="a"), lan.add("10.0.0.2", job="b")
     lan.run(4)
     assert one.peers == {}
@@ -137,8 +127,7 @@ def stranger(number: int, way: Way = "multicast", pinger: int = 9) -> EchoReques
     return EchoRequest(pinger=pinger.to_bytes(16, "big"), number=number, way=way, hostname="stranger")
 
 
-def test_answers_are_limited_and_never_longer() -> None:
-    lan = Lan()
+def test_answers_are_limited_and_never_longer(lan: Lan) -> None:
     machine = lan.add("10.0.0.1", count=0)
     for second in range(3):
         for number in range(3 * ANSWERS_PER_SECOND):
@@ -148,8 +137,7 @@ def test_answers_are_limited_and_never_longer() -> None:
     assert machine.effects() == []
 
 
-def test_state_kept_for_strangers_is_bounded() -> None:
-    lan = Lan()
+def test_state_kept_for_strangers_is_bounded(lan: Lan) -> None:
     machine = lan.add("10.0.0.1", count=0)
     for number in range(MAX_PEERS + 50):
         ping = stranger(1, pinger=number + 100)
@@ -164,8 +152,7 @@ def test_state_kept_for_strangers_is_bounded() -> None:
     assert 0 not in machine.links
 
 
-def test_answers_are_counted_for_so_many_addresses() -> None:
-    lan = Lan()
+def test_answers_are_counted_for_so_many_addresses(lan: Lan) -> None:
     machine = lan.add("10.0.0.1", count=0)
     asking = ["10.0.0.9"] * ANSWERS_PER_SECOND + [
         f"10.1.{number // 256}.{number % 256}" for number in range(MAX_ADDRESSES)
@@ -177,8 +164,7 @@ def test_answers_are_counted_for_so_many_addresses() -> None:
     assert len(machine.effects()) == 1, "its count was dropped to make room"
 
 
-def test_something_else_on_the_port() -> None:
-    lan = Lan()
+def test_something_else_on_the_port(lan: Lan) -> None:
     one, other = lan.add("10.0.0.1"), lan.add("10.0.0.2")
     lan.run(0.1)
     (peer,) = one.peers.values()
@@ -191,22 +177,20 @@ def test_something_else_on_the_port() -> None:
     assert other.done is False
 
 
-def test_answers_to_others_do_not_count() -> None:
-    lan = Lan()
+def test_answers_to_others_do_not_count(lan: Lan) -> None:
     machine = lan.add("10.0.0.1", count=0)
     pong = echo.EchoReply(pinger=b"Z" * 16, asker=b"Y" * 16, number=1, way="multicast")
     machine.handle(echo_heard(pong, "10.0.0.9", size=100), lan.now)
     machine.handle(echo_heard(EchoEnd(pinger=b"V" * 16), "10.0.0.7", size=100), lan.now)
     (peer,) = machine.peers.values()
     assert peer.figures["multicast"].received == 0
-    forged = msgspec.structs.replace(pong, way="tcp", asker=b"\x01" * 16)
+    forged = structs.replace(pong, way="tcp", asker=b"\x01" * 16)
     machine.handle(echo_heard(forged, "10.0.0.9", size=100), lan.now)
     assert peer.figures["tcp"].received == 0
 
 
-def test_a_ping_without_end_sees_whoever_comes_last() -> None:
+def test_a_ping_without_end_sees_whoever_comes_last(lan: Lan) -> None:
     """A ping that is started again has a new name; of those that have gone the oldest is forgotten."""
-    lan = Lan()
     watching = lan.add("10.0.0.1", count=None)
     for number in range(1, MAX_PEERS + 50):
         name = number.to_bytes(16, "big")
@@ -245,8 +229,4 @@ def test_figures_grow_no_larger_however_long_it_goes_on() -> None:
         figures.pending[number] = number
         figures.answered(number, number + 0.5)
     assert (figures.received, figures.round_trips) == (1000, (0.5, 0.5, 0.5))
-    assert not [each for each in vars_of(figures) if isinstance(each, list | dict) and each]
-
-
-def vars_of(figures: Figures) -> list[object]:
-    return [getattr(figures, name) for name in figures.__struct_fields__]
+    assert not [each for each in structs.asdict(figures).values() if isinstance(each, list | dict) and each]

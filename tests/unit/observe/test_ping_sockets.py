@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 import time
@@ -21,35 +20,16 @@ from mingle.wire.datagrams import BROWSE_GROUP
 from mingle.wire.echo import EchoReply, EchoRequest
 from tests.support.bystanders import finder_of
 from tests.support.loopback import longer
+from tests.support.pingers import answering
 from tests.support.ports import free_udp_port
 from tests.support.receiving import no_descriptor_leaks
 
 
-class OverError(Exception):
-    """What a run waited for is there."""
-
-
 def run_two(networks: tuple[Network, Network], count: int = 5) -> tuple[Pinger, Pinger]:
     """Let one process ping so many times, and another one until the first has ended."""
-    over, until = threading.Event(), time.monotonic() + 60
-
-    def serve() -> None:
-        def look() -> None:
-            if over.is_set():
-                raise OverError
-
-        with pytest.raises(OverError):
-            other.run(until=until, each=look)
-
-    with Pinger(networks[0], "j", interval=0.1, count=count) as one, Pinger(networks[1], "j", interval=0.1) as other:
-        serving = threading.Thread(target=serve)
-        serving.start()
-        try:
-            one.run(until=until)
-        finally:
-            over.set()
-            serving.join()
-        return one, other
+    with answering(networks[1], "j") as other, Pinger(networks[0], "j", interval=0.1, count=count) as one:
+        one.run(until=time.monotonic() + 60)
+    return one, other
 
 
 def test_two_processes_of_one_host_hear_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,28 +111,20 @@ def test_pinger_listens_on_new_addresses() -> None:
 def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
     """Whoever opens the port last gets what is sent to it; a rank hands a ping to the process that waits for it."""
     network = Network(interfaces=("lo",), port=free_udp_port())
-    ping = EchoRequest(pinger=b"s" * 16, number=1, way="unicast")
-    with Pinger(network) as pinger, Observer(network) as rank:
-        finder = finder_of(rank)
-        over = threading.Event()
+    over = threading.Event()
+    with answering(network), Observer(network) as rank, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         looking = threading.Thread(
-            target=rank.run, args=(finder,), kwargs={"until": None, "done": over.is_set, "every": 0.1}
+            target=rank.run, args=(finder_of(rank),), kwargs={"until": None, "done": over.is_set, "every": 0.1}
         )
         looking.start()
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-            asker.connect(("127.0.0.1", network.port))
-            asker.send(echo.encode(ping))
-
-            def look() -> None:
-                if select.select([asker], [], [], 0)[0]:
-                    raise OverError
-
-            with pytest.raises(OverError):
-                pinger.run(until=time.monotonic() + 30, each=look)
+        asker.settimeout(30)
+        asker.connect(("127.0.0.1", network.port))
+        try:
+            asker.send(echo.encode(EchoRequest(pinger=b"s" * 16, number=1, way="unicast")))
+            answer = echo.decode(asker.recv(2000))
+        finally:
             over.set()
             looking.join()
-            asker.setblocking(False)
-            answer = echo.decode(asker.recv(2000))
         assert rank.driver.rejections.counts == {}
     assert isinstance(answer, EchoReply)
     assert answer.asker == b"s" * 16
