@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import itertools
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE
+from types import SimpleNamespace
+from typing import Any, TextIO
 
 import pytest
 from msgspec import structs
 from rich.status import Status
 
-from mingle import records
 from mingle.engine import progress
 from mingle.engine.progress import Progress, line, say
 from mingle.protocol.explain.observations import Diagnostics, NetworkFacts, Situation
 from mingle.wire import frames
+from tests.support.alarms import alarm_is_passed_on
+from tests.support.failing import refusing
 from tests.support.loopback import job_name, until
 
 SEEKING = Situation(diagnostics=Diagnostics(), rank=1)
@@ -65,7 +68,6 @@ def show(shown: Progress, now: float, situation: Situation = SEEKING, *, cause: 
     return machine.asked == 1
 
 
-needs_alarm = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no alarms")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are Linux's")
 
 
@@ -93,6 +95,19 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def job() -> str:
     return job_name("progress")
+
+
+@pytest.fixture
+def made(job: str) -> Iterator[Callable[..., Progress]]:
+    """Make the progress of processes of one job, which end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(job: str = job, *, off: bool = False) -> Progress:
+            shown = Progress(job, off=off, now=0.0)
+            stack.callback(shown.close)
+            return shown
+
+        yield make
 
 
 @pytest.fixture(autouse=True)
@@ -126,15 +141,6 @@ class Collecting(logging.Handler):
         self.lines.append((record.levelno, record.getMessage()))
 
 
-@pytest.fixture
-def logged(logger: logging.Logger) -> Collecting:
-    """An application's logging, set up for INFO."""
-    handler = Collecting()
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    return handler
-
-
 # --- the texts ------------------------------------------------------------------------------------------------------
 
 
@@ -166,22 +172,31 @@ def test_texts(situation: Situation | None, text: str) -> None:
 # --- where it is said -----------------------------------------------------------------------------------------------
 
 
-def test_message_goes_to_stderr_without_logging(capsys: pytest.CaptureFixture[str]) -> None:
-    say(logging.WARNING, "two \x07things")
-    assert said(capsys) == "mingle: two \\x07things\n"
-
-
-def test_message_goes_to_logging_alone(capsys: pytest.CaptureFixture[str], logged: Collecting) -> None:
-    say(logging.WARNING, "one thing")
-    assert (logged.lines, said(capsys)) == ([(logging.WARNING, "one thing")], "")
-
-
-def test_a_level_that_logging_does_not_show_is_said_on_stderr(
-    capsys: pytest.CaptureFixture[str], logged: Collecting
+@pytest.mark.parametrize(
+    ("shows", "quiet", "logged", "written"),
+    [
+        pytest.param(None, False, False, True, id="without logging on stderr"),
+        pytest.param(logging.INFO, False, True, False, id="by logging alone"),
+        pytest.param(logging.ERROR, False, False, True, id="on stderr, where logging does not show the level"),
+        pytest.param(logging.ERROR, True, False, False, id="quiet"),
+        pytest.param(logging.INFO, True, True, False, id="quiet, with logging"),
+    ],
+)
+def test_where_a_message_goes(
+    logger: logging.Logger,
+    capsys: pytest.CaptureFixture[str],
+    shows: int | None,
+    quiet: bool,
+    logged: bool,
+    written: bool,
 ) -> None:
-    logged.setLevel(logging.WARNING)
-    say(logging.INFO, "one thing")
-    assert (logged.lines, said(capsys)) == ([], "mingle: one thing\n")
+    handler = Collecting()
+    if shows is not None:
+        handler.setLevel(shows)
+        logger.addHandler(handler)
+    say(logging.WARNING, "two \x07things", quiet=quiet)
+    assert handler.lines == [(logging.WARNING, "two \\x07things")] * logged
+    assert said(capsys) == "mingle: two \\x07things\n" * written
 
 
 def test_a_parents_handler_counts_unless_it_is_cut_off(
@@ -197,37 +212,59 @@ def test_a_parents_handler_counts_unless_it_is_cut_off(
     assert (handler.lines, said(capsys)) == ([(logging.WARNING, "passed on")], "")
 
 
-def test_quiet_is_logging_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    say(logging.WARNING, "one thing", quiet=True)
-    assert said(capsys) == ""
+class Broken(io.StringIO):
+    """An stderr whose reader is gone: `python train.py 2>&1 | head`."""
+
+    def write(self, _: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_a_process_without_stderr_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stderr", [None, Broken(), closed()], ids=["none", "without a reader", "closed"])
+def test_a_process_that_can_say_nothing_goes_on(
+    made: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO | None
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
     say(logging.WARNING, "one thing")
-    shown = Progress("x", off=False, now=0.0)
-    assert shown.next_timer() == 3.5
+    shown = made()
+    assert shown.next_timer() == 3.5, "that is no terminal"
+    show(shown, 10.0)
+
+
+def test_an_stderr_that_can_only_write_is_no_terminal(
+    made: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What scripts put in its place to write a file as well: no stream, and without `isatty`."""
+    text = list[str]()
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=text.append))
+    show(made(), 10.0)
+    assert "looking for rank 0" in "".join(text)
 
 
 # --- when -----------------------------------------------------------------------------------------------------------
 
 
 def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
-    capsys: pytest.CaptureFixture[str], job: str
+    capsys: pytest.CaptureFixture[str], made: Callable[..., Progress], job: str
 ) -> None:
-    shown = Progress(job, off=False, now=0.0)
-    lines = {}
+    shown, lines = made(), {}
     for step in range(101 * 20):
         show(shown, step / 20)
         if text := said(capsys):
             lines[step / 20] = text
-    shown.close()
     assert lines == {seconds: f"mingle: job {job}: looking for rank 0 · {seconds} s\n" for seconds in (10, 40, 70, 100)}
 
 
-def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(terminal: Terminal, job: str) -> None:
+def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(
+    terminal: Terminal, made: Callable[..., Progress], job: str
+) -> None:
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(job, off=False, now=0.0)
+        shown = made()
         for now in (0.5, 1.0, 1.99):
             show(shown, now)
         assert terminal.getvalue() == ""
@@ -241,17 +278,17 @@ def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(termi
     assert shown.next_timer() is None
 
 
-def test_markup_in_a_job_id_is_text(terminal: Terminal, job: str) -> None:
+def test_markup_in_a_job_id_is_text(terminal: Terminal, made: Callable[..., Progress], job: str) -> None:
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(f"[red]{job}[/nonsense]", off=False, now=0.0)
+        shown = made(f"[red]{job}[/nonsense]")
         show(shown, 5.0)
         assert terminal.shows(f"[red]{job}[/nonsense]")
         shown.close()
 
 
-def test_off_is_off(terminal: Terminal, job: str) -> None:
+def test_off_is_off(terminal: Terminal, made: Callable[..., Progress]) -> None:
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(job, off=True, now=0.0)
+        shown = made(off=True)
         assert shown.next_timer() is None
         assert not show(shown, 100.0)
         shown.interrupted(lambda: SEEKING, 100.0)
@@ -259,8 +296,8 @@ def test_off_is_off(terminal: Terminal, job: str) -> None:
     assert terminal.getvalue() == ""
 
 
-def test_in_a_log_the_host_is_asked_for_each_look_and_shortly_before_each_line(job: str) -> None:
-    shown = Progress(job, off=False, now=0.0)
+def test_in_a_log_the_host_is_asked_for_each_look_and_shortly_before_each_line(made: Callable[..., Progress]) -> None:
+    shown = made()
     asked = [step / 20 for step in range(111 * 20) if show(shown, step / 20)]
     looks = [*(3.5 + 3 * number for number in range(20)), *(70.5 + 10 * number for number in range(5))]
     assert asked == sorted({*looks, 9, 39, 69, 99})
@@ -272,9 +309,9 @@ def test_in_a_log_the_host_is_asked_for_each_look_and_shortly_before_each_line(j
     assert not show(shown, 190.0)
 
 
-def test_on_a_terminal_the_host_is_asked_once_a_second(terminal: Terminal, job: str) -> None:
+def test_on_a_terminal_the_host_is_asked_once_a_second(terminal: Terminal, made: Callable[..., Progress]) -> None:
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(job, off=False, now=0.0)
+        shown = made()
         asked = [step / 20 for step in range(100) if show(shown, step / 20)]
         shown.close()
     assert asked == [1.0, 2.0, 3.0, 4.0]
@@ -283,55 +320,55 @@ def test_on_a_terminal_the_host_is_asked_once_a_second(terminal: Terminal, job: 
 # --- why ------------------------------------------------------------------------------------------------------------
 
 
-def lines_of(
-    job: str, capsys: pytest.CaptureFixture[str], causes: Callable[[float], str], seconds: int = 101
-) -> dict[float, str]:
+@pytest.fixture
+def lines_of(made: Callable[..., Progress], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[float, str]]:
     """Return the lines of a log, by time, if a look at each time finds such a cause: what follows the seconds."""
-    shown, lines = Progress(job, off=False, now=0.0), {}
-    for step in range(seconds * 20):
-        show(shown, step / 20, cause=causes(step / 20))
-        if text := said(capsys):
-            lines[step / 20] = text.rstrip().partition(" s")[2].removeprefix(" · ")
-    shown.close()
-    return lines
+
+    def collect(causes: Callable[[float], str], seconds: int = 60) -> dict[float, str]:
+        shown, lines = made(), {}
+        for step in range(seconds * 20):
+            show(shown, step / 20, cause=causes(step / 20))
+            if text := said(capsys):
+                lines[step / 20] = text.rstrip().partition(" s")[2].removeprefix(" · likely cause: ")
+        return lines
+
+    return collect
 
 
-def test_a_cause_is_named_from_ten_seconds_on(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = "likely cause: a typo; fix: do something"
-    assert lines_of(job, capsys, lambda _: "a typo") == {10.0: told, 40.0: told, 70.0: told, 100.0: told}
+TYPO = "a typo; fix: do something"
 
 
-def test_a_cause_that_comes_later_has_a_line_of_its_own(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(job, capsys, lambda now: "a typo" if now > 14 else "", 60)
-    assert [(at, bool(text)) for at, text in lines.items()] == [(10.0, False), (18.5, True), (48.5, True)]
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        pytest.param(lambda _: "a typo", {10: TYPO, 40: TYPO}, id="from ten seconds on"),
+        pytest.param(lambda now: "a typo" if now > 14 else "", {10: "", 18.5: TYPO, 48.5: TYPO}, id="later"),
+        pytest.param(lambda now: "a typo" if 15 < now < 18 else "", {10: "", 40: ""}, id="not by one look alone"),
+        pytest.param(lambda now: "a typo" if now < 38 else "", {10: TYPO, 40: ""}, id="not once it is mended"),
+    ],
+)
+def test_when_a_cause_is_named(
+    lines_of: Callable[..., dict[float, str]], found: Callable[[float], str], lines: dict[float, str]
+) -> None:
+    assert lines_of(found) == lines
 
 
-def test_a_cause_that_one_look_alone_finds_is_none(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(job, capsys, lambda now: "a typo" if 15 < now < 18 else "", 60)
-    assert set(lines.values()) == {""}
-
-
-def test_a_cause_that_is_mended_is_named_no_more(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(job, capsys, lambda now: "a typo" if now < 38 else "", 60)
-    assert [bool(text) for text in lines.values()] == [True, False]
-
-
-def test_causes_that_take_turns_do_not_fill_a_log(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(job, capsys, lambda now: ("a typo", "a secret")[int(now / 7) % 2], 301)
+def test_causes_that_take_turns_do_not_fill_a_log(lines_of: Callable[..., dict[float, str]]) -> None:
+    lines = lines_of(lambda now: ("a typo", "a secret")[int(now / 7) % 2], 301)
     assert len(lines) <= 12
-    assert {text.split()[3].rstrip(";") for text in lines.values()} == {"typo", "secret"}
+    assert {text.partition(";")[0] for text in lines.values()} == {"a typo", "a secret"}
     assert min(after - before for before, after in itertools.pairwise(lines)) >= 10
 
 
-def test_a_count_that_grows_is_no_new_cause(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(job, capsys, lambda now: f"{now:.0f} datagrams could not be sent", 60)
+def test_a_count_that_grows_is_no_new_cause(lines_of: Callable[..., dict[float, str]]) -> None:
+    lines = lines_of(lambda now: f"{now:.0f} datagrams could not be sent")
     assert list(lines) == [10.0, 40.0]
     assert all("datagrams could not be sent" in text for text in lines.values())
 
 
-def test_on_a_terminal_the_living_line_names_the_cause(terminal: Terminal, job: str) -> None:
+def test_on_a_terminal_the_living_line_names_the_cause(terminal: Terminal, made: Callable[..., Progress]) -> None:
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(job, off=False, now=0.0)
+        shown = made()
         for step in range(int(9.9 * 20)):
             show(shown, step / 20, cause="a typo")
         assert terminal.shows("looking for rank 0 · 10 s"), "it is 9.5 s"
@@ -342,21 +379,22 @@ def test_on_a_terminal_the_living_line_names_the_cause(terminal: Terminal, job: 
         shown.close()
 
 
-def test_found_or_lost_host_restarts_the_look_for_causes(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Progress(job, off=False, now=0.0)
+def test_found_or_lost_host_restarts_the_look_for_causes(
+    made: Callable[..., Progress], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = made()
     for now in (4.0, 7.0, 9.5):
         show(shown, now, cause="rank 0 can't be reached")
     show(shown, 10.0, joined(1, 2, (0,)), cause="rank 0 can't be reached")
     assert "cause" not in said(capsys)
-    shown.close()
 
 
 @linux_only
 def test_a_process_without_a_host_speaks_beside_one_that_has_a_host(
-    job: str, capsys: pytest.CaptureFixture[str]
+    made: Callable[..., Progress], job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others do not know what keeps it out: another secret, in the second terminal of one machine."""
-    seated, kept_out, another = (Progress(job, off=False, now=0.0) for _ in range(3))
+    seated, kept_out, another = (made() for _ in range(3))
     show(seated, 10.0, joined(1, 3, (1, 2)))
     assert "1/3 joined" in said(capsys)
     show(kept_out, 10.0)
@@ -366,17 +404,14 @@ def test_a_process_without_a_host_speaks_beside_one_that_has_a_host(
     assert said(capsys) == "", "the line of those that have a host is shown already"
     show(another, 40.0)
     assert "looking for rank 0" in said(capsys)
-    for each in (seated, kept_out, another):
-        each.close()
 
 
 # --- who ------------------------------------------------------------------------------------------------------------
 
 
 @linux_only
-def test_speaker_of_a_node_hands_the_line_on(capsys: pytest.CaptureFixture[str], job: str) -> None:
-    first, second = (Progress(job, off=False, now=0.0) for _ in range(2))
-    other = Progress(job_name("other"), off=False, now=0.0)
+def test_speaker_of_a_node_hands_the_line_on(capsys: pytest.CaptureFixture[str], made: Callable[..., Progress]) -> None:
+    first, second, other = made(), made(), made(job_name("other"))
     assert show(first, 9.0)
     assert not show(second, 9.0)
     assert show(other, 9.0), "jobs have speakers of their own"
@@ -386,44 +421,39 @@ def test_speaker_of_a_node_hands_the_line_on(capsys: pytest.CaptureFixture[str],
     assert show(second, 39.0)
     show(second, 40.0)
     assert "looking for rank 0" in said(capsys)
-    second.close()
-    other.close()
 
 
 @linux_only
-def test_one_process_of_a_node_with_many_ranks_speaks(job: str) -> None:
+def test_one_process_of_a_node_with_many_ranks_speaks(made: Callable[..., Progress]) -> None:
     """Each of the others calls the speaker, which looks only when it has something to do itself."""
-    speaker = Progress(job, off=False, now=0.0)
-    assert show(speaker, 9.0)
-    others = [Progress(job, off=False, now=0.0) for _ in range(299)]
-    try:
-        assert not any(show(other, 9.0) for other in others)
-    finally:
-        for each in (speaker, *others):
-            each.close()
+    assert [show(made(), 9.0) for _ in range(300)] == [True] + [False] * 299
 
 
-@linux_only
-def test_killed_speaker_is_replaced(job: str) -> None:
+@contextlib.contextmanager
+def another_speaker(job: str, stderr: TextIO | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process that shows the line, until it is killed or the block ends."""
     code = (
         "import sys; from mingle.engine.progress import Progress; from tests.unit.engine.test_progress import show\n"
-        "shown = Progress(sys.argv[1], off=False, now=0.0); "
-        "print(show(shown, 9.0), flush=True); sys.stdin.read()"
+        "shown = Progress(sys.argv[1], off=False, now=0.0); print(show(shown, 9.0), flush=True); sys.stdin.read()"
     )
-    mine = Progress(job, off=False, now=0.0)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
-        [sys.executable, "-c", code, job],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", code, job], env=environ, stdin=PIPE, stdout=PIPE, stderr=stderr, text=True
     ) as speaker:
+        assert speaker.stdin is not None
         assert speaker.stdout is not None
         assert speaker.stdout.readline() == "True\n"
+        yield speaker
+        speaker.stdin.close()
+
+
+@linux_only
+def test_killed_speaker_is_replaced(made: Callable[..., Progress], job: str) -> None:
+    mine = made()
+    with another_speaker(job) as speaker:
         assert not show(mine, 9.0)
         speaker.kill()
     assert show(mine, 39.0)
-    mine.close()
 
 
 @contextlib.contextmanager
@@ -457,160 +487,80 @@ def held_by_another_user(*names: str, listens: bool) -> Iterator[None]:
 @linux_only
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to become another user")
 @pytest.mark.parametrize("listens", [True, False])
-def test_another_user_silences_nobody(job: str, listens: bool) -> None:
+def test_another_user_silences_nobody(made: Callable[..., Progress], job: str, listens: bool) -> None:
     digest = hashlib.sha256(f"{os.geteuid()}\0{job}\0False".encode()).hexdigest()
     name = f"mingle-progress-{digest[:32]}"
-    first, second = (Progress(job, off=False, now=0.0) for _ in range(2))
+    first, second, every = (made() for _ in range(3))
     with held_by_another_user(name, listens=listens):
         assert show(first, 9.0)
         assert not show(second, 9.0), "one process shows the line, as always"
         first.close()
         assert show(second, 39.0)
         second.close()
-    every = Progress(job, off=False, now=0.0)
     with held_by_another_user(name, *(f"{name}-{number}" for number in range(1, 100)), listens=listens):
         assert show(every, 9.0)
-    every.close()
-
-
-SHOWS = """
-import sys
-from mingle.engine.progress import Progress
-shown = Progress(sys.argv[1], off=False, now=0.0)
-assert shown._speaks()
-print("shows", flush=True)
-sys.stdin.read()
-"""
 
 
 @linux_only
-def test_a_second_terminal_says_once_where_the_line_is(terminal: Terminal, job: str, tmp_path: Path) -> None:
+def test_a_second_terminal_says_once_where_the_line_is(
+    terminal: Terminal, made: Callable[..., Progress], job: str, tmp_path: Path
+) -> None:
     log = tmp_path / "stderr"
-    with (
-        log.open("w") as stderr,
-        subprocess.Popen(
-            [sys.executable, "-c", SHOWS, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
-        ) as other,
-    ):
-        assert other.stdin is not None
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"shows\n"
-        with contextlib.redirect_stderr(terminal):
-            second = Progress(job, off=False, now=0.0)
-            for now in (1.0, 2.0, 2.5, 3.0, 3.5):
-                show(second, now)
-                said = terminal.getvalue().count(f"process {other.pid} shows the progress of this node, on {log}")
-                assert said == (now >= 2.0)
-            second.close()
-        other.stdin.close()
+    with log.open("w") as stderr, another_speaker(job, stderr) as other, contextlib.redirect_stderr(terminal):
+        second = made()
+        for now in (1.0, 2.0, 2.5, 3.0, 3.5):
+            show(second, now)
+            said = terminal.getvalue().count(f"process {other.pid} shows the progress of this node, on {log}")
+            assert said == (now >= 2.0)
 
 
 @linux_only
-def test_the_processes_of_one_terminal_do_not_point_to_each_other(terminal: Terminal, job: str) -> None:
+def test_the_processes_of_one_terminal_do_not_point_to_each_other(
+    terminal: Terminal, made: Callable[..., Progress]
+) -> None:
     with contextlib.redirect_stderr(terminal):
-        first, second = (Progress(job, off=False, now=0.0) for _ in range(2))
+        both = made(), made()
         for now in (1.0, 2.0, 3.0):
-            for shown in (first, second):
+            for shown in both:
                 show(shown, now)
         assert "process" not in terminal.getvalue()
-        second.close()
-        first.close()
+        for shown in both:
+            shown.close()
 
 
-def test_each_process_speaks_on_other_systems(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_speaks_on_other_systems(made: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    first, second = (Progress(job, off=False, now=0.0) for _ in range(2))
-    assert show(first, 9.0)
-    assert show(second, 9.0)
+    assert [show(made(), 9.0) for _ in range(2)] == [True, True]
 
 
-@pytest.mark.parametrize("problem", [BrokenPipeError(32, "Broken pipe"), ValueError("I/O operation on closed file")])
-def test_a_stderr_that_nobody_reads_is_no_error(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python train.py 2>&1 | head`: what can't be said must not end the rank."""
-
-    class Broken(io.StringIO):
-        def write(self, _: str) -> int:
-            raise problem
-
-    monkeypatch.setattr(records, "handlers", lambda *_: iter(()))
-    monkeypatch.setattr(sys, "stderr", Broken())
-    progress.say(logging.WARNING, "a word")
-
-
-@needs_alarm
 @pytest.mark.parametrize("where", ["write", "update", "stop"])
 def test_signal_handlers_exception_while_showing_reaches_the_caller(
-    where: str, terminal: Terminal, job: str, monkeypatch: pytest.MonkeyPatch
+    where: str, terminal: Terminal, made: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The usual recipe for a deadline of one's own; a TimeoutError is an OSError."""
-
-    def alarmed(*_: object) -> None:
-        raise TimeoutError("the alarm")
-
-    def interrupted(*_: object) -> None:
-        signal.raise_signal(signal.SIGALRM)
-
-    before = signal.signal(signal.SIGALRM, alarmed)
-    try:
-        with contextlib.redirect_stderr(terminal), monkeypatch.context() as patch:
+    with contextlib.redirect_stderr(terminal):
+        shown = made()
+        show(shown, 3.0)
+        with alarm_is_passed_on() as interrupted, monkeypatch.context() as patch:
             if where == "write":
-                patch.setattr(terminal, "write", interrupted)
-                with pytest.raises(TimeoutError, match="the alarm"):
-                    say(logging.ERROR, "a word")
-            else:
-                shown = Progress(job, off=False, now=0.0)
-                show(shown, 3.0)
-                patch.setattr(Status, where, interrupted)
-                with pytest.raises(TimeoutError, match="the alarm"):
-                    shown.close() if where == "stop" else show(shown, 4.0)
-                patch.undo()
-                shown.close()
-    finally:
-        signal.signal(signal.SIGALRM, before)
+                patch.setattr(sys, "stderr", SimpleNamespace(write=interrupted))
+                say(logging.ERROR, "a word")
+            patch.setattr(Status, where, interrupted)
+            shown.close() if where == "stop" else show(shown, 4.0)
+        shown.close()
 
 
-def test_a_terminal_that_has_gone_is_no_error(terminal: Terminal, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_has_gone_is_no_error(
+    terminal: Terminal, made: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank of a closed ssh session whose SIGHUP is ignored: each write is EIO, also the one that removes the line."""
-
-    def gone(_: str) -> int:
-        raise OSError(5, "Input/output error")
-
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # of rich's thread
     before = threading.active_count()
     with contextlib.redirect_stderr(terminal):
-        shown = Progress(job, off=False, now=0.0)
+        shown = made()
         show(shown, 3.0)
         assert terminal.shows("looking for rank 0")
-        monkeypatch.setattr(terminal, "write", gone)
+        monkeypatch.setattr(terminal, "write", refusing(errno.EIO))
         show(shown, 4.0)
         shown.close()
         assert sys.stderr is terminal
         until(lambda: threading.active_count() <= before)  # as long as its excepthook is ours
-
-
-class Tee:
-    """What scripts put in the place of stderr to write a file as well: no stream, and without `isatty`."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-
-def test_an_stderr_that_can_only_write_is_no_terminal(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tee = Tee()
-    monkeypatch.setattr(sys, "stderr", tee)
-    shown = Progress(job, off=False, now=0.0)
-    show(shown, 10.0)
-    shown.close()
-    assert "looking for rank 0" in tee.text
-
-
-def test_an_stderr_that_was_closed_is_no_terminal(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = io.StringIO()
-    closed.close()
-    monkeypatch.setattr(sys, "stderr", closed)
-    shown = Progress(job, off=False, now=0.0)
-    show(shown, 10.0)
-    shown.close()
