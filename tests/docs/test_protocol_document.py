@@ -23,7 +23,7 @@ from mingle.protocol import host, member, participant
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.session import phases
 from mingle.protocol.states import Transitions
-from mingle.wire import datagrams, frames
+from mingle.wire import datagrams, frame_codec, frames
 from tests import golden
 from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, MEMBER_NONCE, PORT, SECRET, SESSION, render
 from tests.support.documents import UPDATE, named, rewrite
@@ -207,9 +207,9 @@ def test_constant_has_the_documented_value(name: str) -> None:
 
 def test_sizes_in_the_text_are_those_of_the_code() -> None:
     assert f"{datagrams.MAX_BYTES} bytes, so it is never fragmented" in TEXT
-    assert f"1 to {frames.MAX_FRAME_BYTES:,}".replace(",", " ") in TEXT
-    assert f"at most {frames.MAX_HANDSHAKE_BYTES} until the handshake is over" in TEXT
-    assert f"(`{frames.PREFACE.hex(' ', -4)}`)" in TEXT
+    assert f"1 to {frame_codec.MAX_FRAME_BYTES:,}".replace(",", " ") in TEXT
+    assert f"at most {frame_codec.MAX_HANDSHAKE_BYTES} until the handshake is over" in TEXT
+    assert f"(`{frame_codec.PREFACE.hex(' ', -4)}`)" in TEXT
 
 
 # --- groups -------------------------------------------------------------------------------------------------

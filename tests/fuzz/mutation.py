@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from mingle.wire.datagrams import HEADER_BYTES
-from mingle.wire.frames import LENGTH_BYTES, PREFACE
+from mingle.wire.frame_codec import LENGTH_BYTES, PREFACE
 
 _NUMBERS = (0, 1, -1, 2, 3, 255, 256, 65_535, 65_536, 999_999, 1_000_000, 2**31 - 1, 2**31, 2**32, 2**63 - 1, -(2**63))
 _VALUES: tuple[Any, ...] = (

@@ -11,7 +11,7 @@ import msgspec
 from mingle.protocol.links.handshake import Call, Conversation, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
-from mingle.wire.frames import LENGTH_BYTES, PREFACE
+from mingle.wire.frame_codec import LENGTH_BYTES, PREFACE
 from tests.golden.examples import ADDRESSES, JOB, PORT, SESSION, STORIES
 
 from . import mutation

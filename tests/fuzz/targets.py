@@ -15,9 +15,10 @@ from mingle.check import control
 from mingle.network import local_relay, transport
 from mingle.network.transport import Version
 from mingle.protocol.links.handshake import HandshakeFailed, HostConversation, MemberConversation
-from mingle.wire import datagrams, echo, frames
+from mingle.wire import datagrams, echo
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES
 from mingle.wire.datagrams import Rejected
+from mingle.wire.frame_codec import LENGTH_BYTES, MAX_FRAME_BYTES, MAX_HANDSHAKE_BYTES, PREFACE, FrameReader
 from tests.golden import load
 from tests.golden.examples import ADDRESSES, JOB, KEY, PORT, SESSION, STORIES
 
@@ -120,7 +121,7 @@ def signed_datagram(untrusted: bytes) -> None:
 
 def frame_stream(untrusted: bytes) -> None:
     """However a stream is cut, no more is kept than one frame and what was read with it."""
-    reader = frames.FrameReader()
+    reader = FrameReader()
     half = len(untrusted) // 2
     with contextlib.suppress(Rejected):
         for piece in (untrusted[:half], untrusted[half:]):
@@ -128,7 +129,7 @@ def frame_stream(untrusted: bytes) -> None:
             while (frame := reader.next_frame()) is not None:
                 for name in ("reason", "detail", "roster", "phase", "lacks"):
                     assert getattr(frame, name, "").isprintable()
-            assert len(reader._buffer) <= frames.MAX_FRAME_BYTES + frames.LENGTH_BYTES
+            assert len(reader._buffer) <= MAX_FRAME_BYTES + LENGTH_BYTES
 
 
 def called(untrusted: bytes) -> None:
@@ -138,7 +139,7 @@ def called(untrusted: bytes) -> None:
         with contextlib.suppress(Rejected, HandshakeFailed):
             host.receive_data(untrusted)
         assert key is None or not host.proved
-        assert len(host.data_to_send()) < 2 * frames.MAX_HANDSHAKE_BYTES
+        assert len(host.data_to_send()) < 2 * MAX_HANDSHAKE_BYTES
 
 
 def calling(untrusted: bytes) -> None:
@@ -211,7 +212,7 @@ class Target:
             return self.datagrams
         parts = story(self.speaker)
         return tuple(
-            frames.PREFACE + b"".join(len(body).to_bytes(frames.LENGTH_BYTES, "big") + body for body in parts[:end])
+            PREFACE + b"".join(len(body).to_bytes(LENGTH_BYTES, "big") + body for body in parts[:end])
             for end in range(1, len(parts) + 1)
         )
 

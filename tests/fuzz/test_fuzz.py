@@ -15,11 +15,12 @@ from mingle.check import control
 from mingle.elastic.agent import Agent
 from mingle.network import local_relay
 from mingle.protocol.session.registrar import Registrar
-from mingle.wire import frames
+from mingle.wire import frame_codec, frames
 from mingle.wire.authentication import JobKey
 from tests.support.levels import soaking
 
 from . import __main__ as fuzzing
+from . import targets
 from .machines import KINDS, Theatre
 from .targets import TARGETS
 
@@ -84,12 +85,12 @@ def _take_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
         seconds: float = 0.0
 
     known = [each for each in typing.get_args(frames.AnyFrame) if each is not frames.Running]
-    monkeypatch.setattr(frames, "_decoder", msgspec.msgpack.Decoder(typing.Union[(*known, Boundless)]))
+    monkeypatch.setattr(frame_codec, "_decoder", msgspec.msgpack.Decoder(typing.Union[(*known, Boundless)]))
 
 
 def _keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames.FrameReader, "_next_frame", lambda _: None)
-    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(frame_codec.FrameReader, "_next_frame", lambda _: None)
+    monkeypatch.setattr(targets, "MAX_FRAME_BYTES", 100)
 
 
 def _hand_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from mingle.wire.frames import (
-    PREFACE,
-    AnyFrame,
-    FrameReader,
-)
+from mingle.wire.frame_codec import PREFACE, FrameReader
+from mingle.wire.frames import AnyFrame
 
 
 def read(*encoded: bytes) -> AnyFrame | None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from mingle.protocol.events import BytesReceived, Heard
 from mingle.text import one_line
 from mingle.wire import datagrams, echo, frames
-from mingle.wire.frames import PREFACE, FrameReader
+from mingle.wire.frame_codec import PREFACE, FrameReader
 from tests.support.scripted_host import HERE, Alone, offer
 from tests.support.wire_strategies import messages
 

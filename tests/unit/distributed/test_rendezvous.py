@@ -50,7 +50,7 @@ from mingle.network import interfaces
 from mingle.network.interfaces import Interface
 from mingle.protocol.explain.observations import NetworkFacts
 from mingle.protocol.machine import Formation, lone_formation
-from mingle.wire.frames import encode_frame
+from mingle.wire.frame_codec import encode_frame
 from tests.support.alarms import alarm_after
 from tests.support.children import held_by_another_thread, in_child
 from tests.support.frames import read

@@ -9,7 +9,8 @@ from mingle.protocol.session.phases import Acknowledging, Committed, Confirming,
 from mingle.protocol.session.seats import Seated
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
-from mingle.wire.frames import MAX_FRAME_BYTES, Place, ProcessInfo, encode_frame
+from mingle.wire.frame_codec import MAX_FRAME_BYTES, encode_frame
+from mingle.wire.frames import Place, ProcessInfo
 from tests.support.lone_host import Alone
 
 

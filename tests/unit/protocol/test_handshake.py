@@ -15,7 +15,7 @@ from mingle.protocol.links.handshake import Call, HandshakeFailed, HostConversat
 from mingle.wire import authentication, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Rejected
-from mingle.wire.frames import MAX_HANDSHAKE_BYTES, PREFACE, FrameReader, encode_frame
+from mingle.wire.frame_codec import MAX_HANDSHAKE_BYTES, PREFACE, FrameReader, encode_frame
 from tests import golden
 from tests.golden.examples import (
     ADDRESSES,

@@ -6,7 +6,7 @@ from mingle.protocol.effects import Dial, Hangup, Reset, Write
 from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
 from mingle.protocol.links.handshake import Conversation
 from mingle.protocol.links.link import MAX_NUMBER, Link, Links
-from mingle.wire import frames
+from mingle.wire import frame_codec, frames
 
 
 class Connections:
@@ -76,8 +76,8 @@ def test_a_link_hears_of_its_end_once_and_of_nothing_after_it_was_hung_up() -> N
 def numbers(links: Links) -> list[int]:
     """Return the numbers of the PINGs that are written."""
     said = b"".join(effect.data for effect in links.take_effects() if isinstance(effect, Write))
-    reader = frames.FrameReader(frames.MAX_FRAME_BYTES)
-    reader.feed(frames.PREFACE + said)
+    reader = frame_codec.FrameReader(frame_codec.MAX_FRAME_BYTES)
+    reader.feed(frame_codec.PREFACE + said)
     found = []
     while (frame := reader.next_frame()) is not None:
         assert isinstance(frame, frames.Ping)

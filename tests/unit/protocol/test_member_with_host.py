@@ -40,7 +40,7 @@ from mingle.protocol.participant import (
     TryingPaths,
 )
 from mingle.protocol.sessions import RETRY_SECONDS
-from mingle.wire import frames
+from mingle.wire import frame_codec, frames
 from tests.support.scripted_host import ADDRESS, HERE, OTHER, SESSION, Alone, offer, running
 
 
@@ -266,7 +266,7 @@ def test_a_stranger_under_the_sessions_name_is_no_sign_of_life() -> None:
     alone.node.handle(Connected(stranger, "10.0.0.2", "eth0"), 30.0)
     alone.node.effects()
     alone.node.handle(Heard(offer(OTHER, port=4001), HERE), 30.1)
-    alone.node.handle(BytesReceived(stranger, frames.PREFACE[:4]), 31.0)
+    alone.node.handle(BytesReceived(stranger, frame_codec.PREFACE[:4]), 31.0)
     alone.node.handle(TimerDue(), 30.1 + SUSPECT_SECONDS)
     assert alone.step() is Searching
 

@@ -16,7 +16,8 @@ from mingle.protocol.session.registrar import CONFIRM_AGAIN_SECONDS, Registrar
 from mingle.protocol.session.roster import REMEMBERED_DEPARTURES
 from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
-from mingle.wire.frames import MAX_FRAME_BYTES, Path, ProcessInfo, Unit, encode_frame
+from mingle.wire.frame_codec import MAX_FRAME_BYTES, encode_frame
+from mingle.wire.frames import Path, ProcessInfo, Unit
 from tests.support.registrar_port import RecordingPort, of, told
 
 SESSION = b"S" * 16

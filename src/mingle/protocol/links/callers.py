@@ -21,7 +21,7 @@ from mingle.protocol.links.sources import Sources
 from mingle.protocol.machine import Context
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
-from mingle.wire.frames import body_of
+from mingle.wire.frame_codec import body_of
 
 Question: TypeAlias = Literal["status", "roster", "greeting"]
 

@@ -21,9 +21,17 @@ from typing import get_args
 
 import msgspec
 
-from mingle.wire import frames
 from mingle.wire.authentication import FrameKeys, JobKey, join_fields, new_nonce, session_hash
-from mingle.wire.frames import AnyFrame, FrameReader, Hello, ProcessInfo, Prove, Purpose, Refused, Welcome, encode_frame
+from mingle.wire.frame_codec import (
+    LENGTH_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_HANDSHAKE_BYTES,
+    PREFACE,
+    FrameReader,
+    encode_body,
+    encode_frame,
+)
+from mingle.wire.frames import AnyFrame, Hello, ProcessInfo, Prove, Purpose, Refused, Welcome
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
@@ -92,8 +100,8 @@ class Conversation:
     def __init__(self, key: JobKey | None) -> None:
         self._key = key
         self._keys: FrameKeys | None = None
-        self._reader = FrameReader(frames.MAX_HANDSHAKE_BYTES)
-        self._outgoing = bytearray(frames.PREFACE)
+        self._reader = FrameReader(MAX_HANDSHAKE_BYTES)
+        self._outgoing = bytearray(PREFACE)
 
     def send(self, frame: AnyFrame) -> None:
         """Append a frame to the outgoing buffer."""
@@ -101,7 +109,7 @@ class Conversation:
 
     def send_body(self, body: bytes) -> None:
         """Append a frame that was encoded once for several connections to the outgoing buffer."""
-        self._outgoing += frames.encode_body(body, self._keys)
+        self._outgoing += encode_body(body, self._keys)
 
     @property
     def has_data_to_send(self) -> bool:
@@ -116,7 +124,7 @@ class Conversation:
 
     def _begin(self, transcript: bytes, *, host: bool) -> None:
         """End the handshake: from now on frames can be long and, with a secret, carry MACs."""
-        self._reader.max_bytes = frames.MAX_FRAME_BYTES
+        self._reader.max_bytes = MAX_FRAME_BYTES
         if self._key is not None:
             self._keys = self._reader.keys = FrameKeys(self._key, transcript, host=host)
 
@@ -130,7 +138,7 @@ class MemberConversation(Conversation):
         self.welcome: Welcome | None = None
         self._endpoint = endpoint
         encoded = encode_frame(call.hello(key))
-        self._hello_body = encoded[frames.LENGTH_BYTES :]
+        self._hello_body = encoded[LENGTH_BYTES:]
         self._outgoing += encoded
 
     def receive_data(self, untrusted: bytes) -> list[AnyFrame]:
@@ -166,7 +174,7 @@ class MemberConversation(Conversation):
         elif not frame.proof:
             raise HandshakeFailed("secret", "we have a secret and the host has none")
         else:
-            transcript = _transcript(frames.PREFACE, self._hello_body, self._reader.preface, frame)
+            transcript = _transcript(PREFACE, self._hello_body, self._reader.preface, frame)
             if not self._key.verify(b"host proof", transcript, frame.proof):
                 raise HandshakeFailed("secret", "the host's secret is another one")
         if self._endpoint[0] not in frame.addresses or self._endpoint[1] != frame.port:
@@ -241,7 +249,7 @@ class HostConversation(Conversation):
         self.hello = frame
         welcome = Welcome(session=self._session, nonce=new_nonce(), addresses=self._addresses, port=self._port)
         if self._key is not None:
-            self._transcript = _transcript(self._reader.preface, self._reader.body, frames.PREFACE, welcome)
+            self._transcript = _transcript(self._reader.preface, self._reader.body, PREFACE, welcome)
             proof = self._key.mac(b"host proof", self._transcript)
             welcome = msgspec.structs.replace(welcome, proof=proof)
         self.send(welcome)
