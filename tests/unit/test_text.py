@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from mingle.protocol.events import BytesReceived, Heard
-from mingle.text import one_line
+from mingle.text import one_line, printable, ranks_text
 from mingle.wire import datagrams, echo, frames
 from mingle.wire.frame_codec import PREFACE, FrameReader
 from tests.support.scripted_host import HERE, Alone, offer
@@ -98,6 +98,28 @@ def test_every_text_for_people_is_printable_once_it_is_decoded(kind: type[msgspe
             assert text.isprintable(), "what we send ourselves, too"
 
     check()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *((text, text) for text in ("with space", "ümläut", "日本語", "[bold]no markup[/bold]")),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("a\nb\tc\r", "a\\nb\\tc\\r"),
+        ("\u202eevil", "\\u202eevil"),
+        ("\udc80\x9b31m", "\\udc80\\x9b31m"),
+    ],
+    ids=ascii,
+)
+def test_what_moves_a_cursor_is_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([], "none"), ([3, 4], "3, 4"), ([3, 7, 8, 9], "3, 7-9"), ([0, 1, 2, 4, 5], "0-2, 4, 5")]
+)
+def test_ranks_are_written_as_spans(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text
 
 
 @pytest.mark.parametrize(

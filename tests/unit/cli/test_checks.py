@@ -40,37 +40,24 @@ def drawn(table: object) -> str:
     return text.getvalue()
 
 
-def test_records_of_findings_and_figures() -> None:
-    assert checks.finding_record(FINDINGS[0]) == {
-        "name": "port",
-        "status": "PASS",
-        "observation": "free",
-        "remedy": None,
-    }
+def test_figures_as_a_record_as_rows_and_as_a_table() -> None:
     row = checks.peer_record(PEER)["ways"]["multicast"]
     assert (row["sent"], row["received"], row["loss"], row["min"], row["max"]) == (3, 2, 0.3333, 0.001, 0.003)
     assert checks.peer_record(PEER)["ways"]["tcp"]["avg"] is None
+    rows = checks.ping_rows(PEER)
+    assert rows[0] == ("node2 (10.0.0.2)", "multicast", "3", "2", "33%", "1.00", "2.00", "3.00", "2")
+    assert rows[3] == ("node2 (10.0.0.2)", "TCP", "0", "0", "-", "-", "-", "-", "0")
+    assert drawn(checks.ping_table([PEER])).count("node2 (10.0.0.2)") == 1
 
 
-def test_rows_of_text() -> None:
-    assert checks.ping_rows(PEER)[0] == (
-        "node2 (10.0.0.2)", "multicast", "3", "2", "33%", "1.00", "2.00", "3.00", "2"
-    )  # fmt: skip
-    assert checks.ping_rows(PEER)[3] == ("node2 (10.0.0.2)", "TCP", "0", "0", "-", "-", "-", "-", "0")
-
-
-def test_tables() -> None:
-    table = drawn(checks.ping_table([PEER]))
-    assert "node2 (10.0.0.2)" in table
-    assert table.count("node2") == 1
+def test_findings_as_a_record_in_a_pipe_and_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"name": "port", "status": "PASS", "observation": "free", "remedy": None}
+    assert checks.finding_record(FINDINGS[0]) == record
+    output.show(checks.findings_table(FINDINGS), checks.finding_lines(FINDINGS))
+    assert capsys.readouterr().out == "PASS\tport\tfree\nFAIL\ttcp\tfiltered\\x1b[2J\tnft [bold] insert\n"
     table = drawn(checks.findings_table(FINDINGS))
     assert "→ nft [bold] insert" in table
     assert "\x1b" not in table
-
-
-def test_findings_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    output.show(checks.findings_table(FINDINGS), checks.finding_lines(FINDINGS))
-    assert capsys.readouterr().out == "PASS\tport\tfree\nFAIL\ttcp\tfiltered\\x1b[2J\tnft [bold] insert\n"
 
 
 def test_commands_stand_below_the_table_and_are_never_folded(
@@ -288,19 +275,12 @@ def test_ping_without_an_answer_is_status_1() -> None:
 def test_ping_in_a_pipe() -> None:
     port = free_udp_port()
     with answering(Network(interfaces=("lo",), port=port), "resnet"):
-        status, answer, _ = pinged("resnet", port=port, enough=passes)
+        status, answer, _ = pinged("resnet", "--header", port=port, enough=passes)
     assert status == 0
     lines = [line.split("\t") for line in answer.splitlines()]
-    assert [line[0] for line in lines] == ["+", "=", "=", "=", "=", "PASS"]
-    assert [line[2] for line in lines[1:5]] == ["multicast", "224.0.0.x", "unicast", "TCP"]
-    assert all(len(line) == 10 for line in lines[1:5])
-
-
-def test_the_heading_of_ping_comes_before_its_first_line() -> None:
-    port = free_udp_port()
-    with answering(Network(interfaces=("lo",), port=port)):
-        _, text, _ = pinged("--header", port=port, enough=passes)
-    assert [line.split("\t")[0] for line in text.splitlines()] == ["EVENT", "+", "=", "=", "=", "=", "STATUS", "PASS"]
+    assert [line[0] for line in lines] == ["EVENT", "+", "=", "=", "=", "=", "STATUS", "PASS"]
+    assert [line[2] for line in lines[2:6]] == ["multicast", "224.0.0.x", "unicast", "TCP"]
+    assert all(len(line) == 10 for line in lines[2:6])
 
 
 def test_ping_in_json() -> None:

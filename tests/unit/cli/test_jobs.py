@@ -26,21 +26,8 @@ from tests.support.ports import free_udp_port
 SECRET = "correct horse battery staple"
 
 FIELDS = {
-    "job",
-    "kind",
-    "state",
-    "session",
-    "host",
-    "address",
-    "port",
-    "endpoint",
-    "world_size",
-    "joined",
-    "missing",
-    "secret",
-    "proved",
-    "problem",
-    "seconds",
+    *("job", "kind", "state", "session", "host", "address", "port", "endpoint", "world_size", "joined", "missing"),
+    *("secret", "proved", "problem", "seconds"),
 }
 
 
@@ -114,8 +101,7 @@ def proved(count: int) -> Callable[[list[str]], bool]:
 def shown(*arguments: str, port: int, enough: Callable[[list[str]], bool], **variables: str) -> list[str]:
     """Return the lines of a list."""
     return longer(
-        lambda seconds: command(*arguments, "-t", str(seconds), port=port, **variables).stdout.splitlines(),
-        enough,
+        lambda seconds: command(*arguments, "-t", str(seconds), port=port, **variables).stdout.splitlines(), enough
     )
 
 
@@ -138,9 +124,7 @@ def test_a_secret_is_shown_and_opens_the_answer(port: int) -> None:
 
 def test_export_is_what_a_shell_evaluates(port: int) -> None:
     with gathering("exported", port, (0,), world_size=1):
-        plain = command("find", "exported", "-t", "60", port=port)
         exported = command("find", "exported", "--export", "-t", "60", port=port)
-    assert plain.stdout == "127.0.0.1:29500\n"
     shell = ["sh", "-c", 'eval "$1"; printf "%s|%s" "$MASTER_ADDR" "$MASTER_PORT"', "sh", exported.stdout]
     assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "127.0.0.1|29500"
 
@@ -232,9 +216,6 @@ def test_watch_in_a_pipe(as_json: bool) -> None:
         assert first.startswith("+\tresnet\t")
         assert proof[1:].startswith("\tresnet\trunning\t")
         assert last.startswith("-\tresnet\t")
-
-
-# --- find ---
 
 
 # --- records and rows ---

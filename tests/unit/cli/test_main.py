@@ -20,31 +20,6 @@ from tests.support.bystanders import command_environment
 from tests.support.ports import free_udp_port
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=["main", *COMMANDS])
-def test_help_comes_by_both_flags(command: list[str], flag: str) -> None:
-    result = CliRunner().invoke(main, [*command, flag])
-    assert result.exit_code == 0
-    assert result.output.startswith(f"Usage: mingle-discover {' '.join(command)}".rstrip())
-
-
-@pytest.mark.parametrize("command", [*COMMANDS])
-def test_every_command_takes_the_shared_options(command: str) -> None:
-    shown = CliRunner().invoke(main, [command, "--help"]).output
-    for option in (
-        "--json",
-        "-i, --interface",
-        "-p, --port",
-        "-t, --timeout",
-        "--peers",
-        "--family",
-        "--ttl",
-    ):
-        assert option in shown
-    for option in ("--secret-file", "-v, --verbose", "-h, --help", "--version"):
-        assert option in shown
-
-
 def test_a_shell_completes_commands_options_and_interfaces() -> None:
     completer = ShellComplete(main, {}, "mingle-discover", "_MINGLE_DISCOVER_COMPLETE")
     for words, incomplete, proposed in [
@@ -64,13 +39,7 @@ def test_version(command: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["nonsense"],
-        ["find"],
-        ["find", ""],
-        ["find", "x" * 257],
-        ["find", "job", "--export", "--json"],
-    ],
+    [["nonsense"], ["find"], ["find", ""], ["find", "x" * 257], ["find", "job", "--export", "--json"]],
     ids=" ".join,
 )
 def test_wrong_usage_is_status_2_and_no_answer(arguments: list[str]) -> None:
@@ -130,12 +99,19 @@ def test_no_help_loads_torch_or_rich_and_that_of_the_whole_not_even_the_network(
     subprocess.run([sys.executable, "-c", code], env=command_environment(1), check=True, timeout=60, stdout=-3)
 
 
+SHARED = ("--json", "-i, --interface", "-p, --port", "-t, --timeout", "--peers", "--family", "--ttl", "--secret-file")
+
+
 @pytest.mark.parametrize(("command", "summary"), [(name, summary) for name, (_, summary) in COMMANDS.items()])
-def test_a_summary_is_the_first_line_of_the_commands_own_help_and_is_shown_whole(command: str, summary: str) -> None:
-    shown = CliRunner().invoke(main, [command, "--help"]).output.splitlines()
+def test_the_help_of_a_command_has_its_summary_an_example_and_the_shared_options(command: str, summary: str) -> None:
+    text, by_letter = (CliRunner().invoke(main, [command, flag]).output for flag in ("--help", "-h"))
+    assert text == by_letter
+    shown = text.splitlines()
+    assert shown[0].startswith(f"Usage: mingle-discover {command}")
     assert shown[2].strip() == summary
     assert shown[-1].startswith(("  Example: ", "  Documentation: "))
-    assert f"  {command:10}  {summary}" in CliRunner().invoke(main, ["--help"]).output.splitlines()
+    assert [each for each in (*SHARED, "-v, --verbose", "-h, --help", "--version") if each not in text] == []
+    assert f"  {command:10}  {summary}" in CliRunner().invoke(main, ["-h"]).output.splitlines()
 
 
 def test_help_leads_to_the_documentation_where_the_distribution_names_it(

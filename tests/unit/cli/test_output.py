@@ -12,34 +12,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from mingle.cli import checks, jobs, main, output
-from mingle.text import printable
 from tests.support.bystanders import command_environment, gathering
 from tests.support.ports import free_udp_port
-
-
-@pytest.mark.parametrize("text", ["plain", "with space", "ümläut", "日本語", "[bold]no markup[/bold]"])
-def test_printable_text_stays(text: str) -> None:
-    assert printable(text) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("\x1b[2J", "\\x1b[2J"),
-        ("a\nb\tc\r", "a\\nb\\tc\\r"),
-        ("\u202eevil", "\\u202eevil"),
-        ("\udc80", "\\udc80"),
-        ("\x9b31m", "\\x9b31m"),
-    ],
-    ids=ascii,
-)
-def test_control_characters_are_escaped(text: str, shown: str) -> None:
-    assert printable(text) == shown
 
 
 def test_rows_in_a_pipe_are_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,13 +73,19 @@ def test_a_terminal_whose_encoding_lacks_a_letter_gets_an_escape(monkeypatch: py
     assert "\\u2192 jöb" in shown
 
 
-@pytest.mark.parametrize("closed", ["1", "2"])
-def test_a_closed_stream_does_not_change_the_status(closed: str) -> None:
-    command = f'"{sys.executable}" -m mingle list -t 0.2 {closed}>&-'
+def mingle(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command; options as for `subprocess.run`."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     environment = command_environment(free_udp_port())
-    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-m", "mingle", *words]
+    return subprocess.run(command, env=environment, text=True, timeout=60, check=False, **streams)
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_closed_stream_does_not_change_the_status(closed: int) -> None:
+    done = mingle("list", "-t", "0.2", preexec_fn=lambda: os.close(closed))
     assert done.returncode == 0
-    assert ("no job answered" in done.stderr) is (closed == "1")
+    assert ("no job answered" in done.stderr) is (closed == 1)
     assert "Traceback" not in done.stderr
 
 
@@ -107,23 +93,16 @@ def test_a_reader_of_messages_that_is_gone_does_not_change_the_status() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        command = [sys.executable, "-m", "mingle", "list", "-t", "0.2"]
-        environment = command_environment(free_udp_port())
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=writer, timeout=60, check=False)
+        assert mingle("list", "-t", "0.2", stderr=writer).returncode == 0
     finally:
         os.close(writer)
-    assert done.returncode == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("words", [("env",), ("env", "--json"), ("interfaces", "--header")], ids=" ".join)
 def test_an_answer_that_cannot_be_written_is_an_error(words: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "mingle", *words]
-        environment = command_environment(free_udp_port())
-        done = subprocess.run(
-            command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
-        )
+        done = mingle(*words, stdout=full)
     assert (done.returncode, done.stderr) == (1, "Error: the answer can't be written: No space left on device\n")
 
 
@@ -143,28 +122,41 @@ def test_json_is_such_that_strict_readers_take_it() -> None:
             output.json_line("list", {"seconds": number})
 
 
-def on_a_terminal(*arguments: str, **variables: str) -> str:
-    """What a command shows on a terminal of 120 columns."""
-    reader, terminal = os.openpty()
+@contextlib.contextmanager
+def terminal(*arguments: str, port: int, **variables: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Yield a command on a terminal of 120 columns, and the descriptor from which its output is read."""
+    reader, end = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mingle", *arguments],
+        env=command_environment(port, **{"TERM": "xterm", "COLUMNS": "120", **variables}),
+        stdin=subprocess.DEVNULL,
+        stdout=end,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(end)
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mingle", *arguments],
-            env=command_environment(free_udp_port(), **{"TERM": "xterm", "COLUMNS": "120", **variables}),
-            stdin=subprocess.DEVNULL,
-            stdout=terminal,
-            stderr=subprocess.PIPE,
-        )
-        os.close(terminal)
-        shown = b""
         with process:
             try:
-                while part := os.read(reader, 65536):
-                    shown += part
-            except OSError:  # EIO: on Linux the end of a terminal whose other side is closed
-                pass
-        return shown.decode()
+                yield process, reader
+            finally:
+                process.terminate()
     finally:
         os.close(reader)
+
+
+def read_until(reader: int, mark: bytes | None) -> bytes:
+    """Return what a terminal shows up to a mark and a little more; without the mark all that it shows."""
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: on Linux the end of a terminal whose other side is closed
+        while (mark is None or mark not in shown) and (part := os.read(reader, 65536)):
+            shown += part
+    return shown
+
+
+def on_a_terminal(*arguments: str, **variables: str) -> str:
+    """Return all that a command shows on a terminal."""
+    with terminal(*arguments, port=free_udp_port(), **variables) as (_, reader):
+        return read_until(reader, None).decode()
 
 
 def test_on_a_terminal_there_is_a_table_with_a_heading_and_colors_unless_they_are_unwanted() -> None:
@@ -177,16 +169,12 @@ def test_on_a_terminal_there_is_a_table_with_a_heading_and_colors_unless_they_ar
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
-    done = subprocess.run(
-        f'"{sys.executable}" -m mingle interfaces --help | head -n 1',
-        shell=True,
-        env=command_environment(1),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert "Traceback" not in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert "Traceback" not in mingle("interfaces", "--help", stdout=writer).stderr
+    finally:
+        os.close(writer)
 
 
 def test_live_tables_on_a_terminal() -> None:
@@ -206,40 +194,9 @@ def test_answers_are_escaped_and_messages_line_by_line(capsys: pytest.CaptureFix
     assert capsys.readouterr() == ("job \\x1b[2J\n", "job \\x1b[2J\n  fix: it\n")
 
 
-@contextlib.contextmanager
-def watching(port: int, terminal_kind: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Yield a `watch` on a terminal, and the descriptor from which its output is read."""
-    reader, terminal = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mingle", "watch"],
-        env=command_environment(port, TERM=terminal_kind, COLUMNS="120"),
-        stdin=subprocess.DEVNULL,
-        stdout=terminal,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(terminal)
-    try:
-        with process:
-            try:
-                yield process, reader
-            finally:
-                process.terminate()
-    finally:
-        os.close(reader)
-
-
-def read_until(reader: int, mark: bytes) -> bytes:
-    """Return what a terminal shows up to a mark and a little more; without the mark all that it shows."""
-    shown = b""
-    with contextlib.suppress(OSError):  # EIO: on Linux the end of a terminal whose other side is closed
-        while mark not in shown and (part := os.read(reader, 65536)):
-            shown += part
-    return shown
-
-
 def test_a_terminal_without_cursor_movements_gets_lines() -> None:
     port = free_udp_port()
-    with gathering("resnet", port, (0,), world_size=1), watching(port, "dumb") as (_, reader):
+    with gathering("resnet", port, (0,), world_size=1), terminal("watch", port=port, TERM="dumb") as (_, reader):
         shown = read_until(reader, b"\tresnet\trunning\t")  # later than the first line if its first probe is lost
     assert shown.startswith(b"+\tresnet\t")
     assert b"\tresnet\trunning\t" in shown
@@ -247,7 +204,7 @@ def test_a_terminal_without_cursor_movements_gets_lines() -> None:
 
 def test_a_live_table_that_is_terminated_gives_the_cursor_back() -> None:
     hidden, back = b"\x1b[?25l", b"\x1b[?25h"
-    with watching(free_udp_port(), "xterm") as (process, reader):
+    with terminal("watch", port=free_udp_port()) as (process, reader):
         shown = read_until(reader, hidden)
         process.terminate()
         shown += read_until(reader, back)
