@@ -7,16 +7,13 @@ store. The host of the session decides which nodes are in a round (`mingle.elast
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import math
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -32,6 +29,7 @@ from mingle.detached import AbandonedError
 from mingle.distributed import environment, gloo
 from mingle.distributed.environment import process_environment
 from mingle.elastic import worker_store
+from mingle.elastic.round_store import RoundStore
 from mingle.engine import progress, store
 from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError, counted
 from mingle.protocol.machine import scoped
@@ -54,16 +52,6 @@ ENDED_SECONDS = 5.0
 """How long a call may take to finish after the job has ended: its store fails at once, or has answered."""
 BROKEN_ROUNDS = 3
 """So many rounds in a row whose stores fail, although their session lives, are an error."""
-
-EXIT_BARRIER = "torchelastic/agent/terminal_state"
-"""The prefix of torch's keys for the barrier in which an agent waits after its workers are done."""
-ROLE = "torchelastic/role_info/"
-"""The prefix of torch's keys by which each agent publishes its role and its number of workers."""
-RANKS = "torchelastic/assigned_ranks/"
-"""The prefix of torch's keys by which agent 0 publishes the workers' ranks."""
-LOOK_SECONDS = 0.01
-BARRIER_SECONDS = 0.1
-"""How often an agent looks whether all agents have come to the exit barrier."""
 
 _T = TypeVar("_T")
 
@@ -90,7 +78,7 @@ class AgentHandler(RendezvousHandler):
         self._in_round = False
         """Whether torchrun has a round, and has not asked for the next one."""
         self._doubts = ""
-        self._void = False
+        self.round_is_void = False
         """Whether the present round's ranks don't count, since another round must follow."""
 
     def get_backend(self) -> str:
@@ -182,6 +170,8 @@ class AgentHandler(RendezvousHandler):
             local_addr=self._wanted.local_addr,
             read_seconds=self._wanted.torch["read_timeout"],
         )
+        # A thread that is given up can wait for agent 0 for the rest of read_timeout: it holds nothing but a connection
+        # of its own, which the end of the session shuts down.
         return detached.run(meet, "rendezvous", lambda: self._is_over() or self._gathering.session_lost.is_set())
 
     def _is_over(self) -> bool:
@@ -245,7 +235,7 @@ class AgentHandler(RendezvousHandler):
         self._gathered = self._server = None
 
     def _begin(self, gathered: Gathered, begun: Begin, stores: Stores) -> RendezvousInfo:
-        self._server, self._void, self._in_round = stores.server, False, True
+        self._server, self.round_is_void, self._in_round = stores.server, False, True
         if self._first == NEVER:
             self._first = gathered.generation, begun.number
         joined, place = stores.joined, stores.joined.bootstrap_store_info
@@ -293,15 +283,11 @@ class AgentHandler(RendezvousHandler):
         of the job no other node counts: healthy workers continue.
         """
         state = self._gathering.state
-        if self._void:
+        if self.round_is_void:
             return 1
         if self._gathered is None or state.ended is not None or state.ending:
             return 0
         return int(state.lost is not None or state.round_wanted)
-
-    def void_round(self) -> None:
-        """Have torchrun come for another round, since this one's ranks don't count."""
-        self._void = True
 
     def is_lost(self) -> bool:
         """Return whether the store failed because the session is lost; the gathering can notice later."""
@@ -341,9 +327,10 @@ class AgentHandler(RendezvousHandler):
         """Return whether the job has been ended for good."""
         return self._closed or self._gathering.state.ended is not None or self._gathering.state.ending
 
-    def has_ended(self, *, within: float = 0.0) -> bool:
-        """Return whether the host has ended the job, or does within some seconds, so that its store is closed."""
-        self._gathering.session_lost.wait(within)
+    def has_ended(self, *, patient: bool = False) -> bool:
+        """Return whether the host has ended the job; ``patient``: its store has failed, and that can be heard later."""
+        if patient:
+            self._gathering.session_lost.wait(LOSS_SECONDS)
         return self._gathering.state.ended is not None
 
     def waits_in_vain(self) -> bool:
@@ -364,125 +351,6 @@ class AgentHandler(RendezvousHandler):
         self._leave_session()
         process_environment.restore()
         return True
-
-
-class RoundStore(PrefixStore):
-    """The store that torchrun's agent is given for one round.
-
-    The agent calls it in its main thread, and every exception ends the agent. There it exchanges roles with the other
-    agents before it starts its workers. If the round is over by then, the agent gets the ranks that it would have if
-    all agents brought as many workers as it does. It starts its workers, and learns of the new round a moment later.
-    """
-
-    def __init__(self, inner: Store, handler: AgentHandler, *, rank: int, size: int) -> None:
-        """Wrap a store.
-
-        Args:
-            inner: the store, with the round's prefix.
-            handler: makes the calls, and is told what the agent does.
-            rank: the agent's rank among the agents.
-            size: how many agents there are.
-        """
-        super().__init__("agent", inner)
-        self._handler = handler
-        self._rank = rank
-        self._size = size
-        self._role = b""
-
-    # --- the exchange of roles -------------------------------------------------------------------------------------
-
-    def set(self, key: str, value: Any) -> None:
-        """See `torch.distributed.Store.set`."""
-        write = functools.partial(super().set, key, value)
-        if not key.startswith(ROLE):
-            self._handler.call(write)
-            return
-        self._role = value if isinstance(value, bytes) else str(value).encode()
-        self._exchange(write, None)
-
-    def get(self, key: str) -> bytes:
-        """See `torch.distributed.Store.get`."""
-        read = functools.partial(super().get, key)
-        if not key.startswith(RANKS):
-            return self._handler.call(read)
-        workers = json.loads(self._role)["local_world_size"]
-        # As agent 0 would write it: this agent's first rank and the number of all workers, and the same for its role.
-        ranks = [self._rank * workers, self._size * workers] * 2
-        return self._exchange(read, json.dumps(ranks).encode(), awaited=[key])
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """See `torch.distributed.Store.multi_get`."""
-        read = functools.partial(super().multi_get, keys)
-        if not all(key.startswith(ROLE) for key in keys):
-            return self._handler.call(read)
-        return self._exchange(read, [self._role] * len(keys), awaited=keys)
-
-    def multi_set(self, keys: list[str], values: Any) -> None:
-        """See `torch.distributed.Store.multi_set`."""
-        # Torch's stubs lack this method.
-        write = functools.partial(super().multi_set, keys, values)  # type: ignore[misc]
-        if all(key.startswith(RANKS) for key in keys):
-            self._exchange(write, None)
-        else:
-            self._handler.call(write)
-
-    def _exchange(self, function: Callable[[], _T], instead: _T, *, awaited: list[str] | None = None) -> _T:
-        check = functools.partial(super().check, awaited or [])
-        # Torch's stubs lack this property.
-        deadline = time.monotonic() + self.timeout.total_seconds()  # type: ignore[attr-defined]
-        try:
-            # Poll: nothing could end a call that waits in the store, and it would block all later ones.
-            while awaited and not self._handler.call(check) and time.monotonic() < deadline:
-                if self._handler.num_nodes_waiting() > 0:
-                    break
-                time.sleep(LOOK_SECONDS)
-            else:
-                return self._handler.call(function)
-        except (RendezvousConnectionError, OSError, RuntimeError):
-            if not self._handler.is_lost():
-                raise
-        logger.info("another round must follow, so the ranks of this one do not matter")
-        self._handler.void_round()
-        return instead
-
-    # --- later -----------------------------------------------------------------------------------------------------
-
-    def add(self, key: str, amount: int) -> int:
-        """See `torch.distributed.Store.add`."""
-        if key.startswith(EXIT_BARRIER):
-            self._handler.workers_done()
-        return self._handler.call(functools.partial(super().add, key, amount))
-
-    def wait(self, *arguments: Any) -> None:
-        """See `torch.distributed.Store.wait`."""
-        keys: list[str] = arguments[0]
-        if not keys[0].startswith(EXIT_BARRIER):
-            self._handler.call(functools.partial(super().wait, *arguments))
-            return
-        check = functools.partial(super().check, keys)
-        # Torch's stubs lack this property.
-        deadline = time.monotonic() + self.timeout.total_seconds()  # type: ignore[attr-defined]
-        try:
-            # Poll: the host may leave first and close the store, and torch logs the stack of a call that waits there.
-            while not self._handler.has_ended() and not self._handler.call(check):
-                if time.monotonic() > deadline:
-                    break
-                if self._handler.waits_in_vain():
-                    for key in keys:
-                        self._handler.call(functools.partial(super().set, key, ""))  # ends the barrier for all
-                time.sleep(BARRIER_SECONDS)
-            else:
-                return
-        except (RendezvousConnectionError, OSError, RuntimeError) as error:
-            if not self._handler.has_ended(within=LOSS_SECONDS):  # the store can be closed before that is heard
-                raise
-            logger.info("the exit barrier is over: %s", error)
-            return
-        self._handler.call(functools.partial(super().wait, keys, timedelta(milliseconds=1)))  # for torch's own error
-
-    def check(self, keys: list[str]) -> bool:
-        """See `torch.distributed.Store.check`."""
-        return self._handler.call(functools.partial(super().check, keys))
 
 
 def first_line(error: BaseException) -> str:

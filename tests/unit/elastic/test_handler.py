@@ -23,8 +23,8 @@ from torch.distributed.elastic.rendezvous import (
 
 from mingle.distributed import gloo
 from mingle.elastic import handler as agent_handler
+from mingle.elastic import round_store, worker_store
 from mingle.elastic import settings as agent_settings
-from mingle.elastic import worker_store
 from mingle.elastic.handler import NEVER, AgentHandler, first_line
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
 from mingle.protocol.machine import Formation
@@ -348,8 +348,8 @@ def test_the_store_is_lost_while_roles_are_exchanged(place: Place, pool: ThreadP
     handlers = [make(place)[0] for _ in range(2)]
     infos = together(pool, handlers)
     for info in infos:
-        info.store.set(agent_handler.ROLE + str(info.rank), ROLE)
-    waiting = [pool.submit(info.store.get, agent_handler.RANKS + str(info.rank)) for info in infos]
+        info.store.set(round_store.ROLE + str(info.rank), ROLE)
+    waiting = [pool.submit(info.store.get, round_store.RANKS + str(info.rank)) for info in infos]
     threading.Event().wait(0.2)
     assert not any(each.done() for each in waiting)
     place.lose()
@@ -365,8 +365,8 @@ def test_a_node_vanishes_while_roles_are_exchanged(place: Place, pool: ThreadPoo
     (first, _), (second, lost) = make(place, 1, 2), make(place, 1, 2)
     info = together(pool, [first, second])[0]
     place.lose_node(lost)
-    info.store.set(agent_handler.ROLE + str(info.rank), ROLE)
-    assert json.loads(info.store.get(agent_handler.RANKS + str(info.rank))) == [2 * info.rank, 4] * 2
+    info.store.set(round_store.ROLE + str(info.rank), ROLE)
+    assert json.loads(info.store.get(round_store.RANKS + str(info.rank))) == [2 * info.rank, 4] * 2
     assert first.num_nodes_waiting() == 1
 
 
@@ -375,7 +375,7 @@ def test_a_job_that_ends_while_roles_are_exchanged_has_ended(place: Place, pool:
     infos = together(pool, handlers)
     place.end("node-1 has finished")
     with pytest.raises(RendezvousConnectionError, match="node-1 has finished"):
-        infos[0].store.multi_get([agent_handler.ROLE + "0"])
+        infos[0].store.multi_get([round_store.ROLE + "0"])
 
 
 def test_store_that_fails_a_moment_before_the_gathering_notices_is_lost(place: Place) -> None:
@@ -424,7 +424,7 @@ def test_a_host_that_is_lost_after_the_end_of_the_job_restarts_nobody(
 def test_workers_with_stand_in_ranks_do_not_outlive_the_job(place: Place) -> None:
     handler, _ = make(place, 1, 1)
     handler.next_rendezvous()
-    handler.void_round()
+    handler.round_is_void = True
     place.end("node-1 has finished")
     assert handler.num_nodes_waiting() == 1
     with pytest.raises(RendezvousClosedError):

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch.distributed.elastic.agent.server.api as agent_api
 from torch.distributed import DistStoreError, HashStore
-from torch.distributed.elastic.utils.store import barrier
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.utils.store import barrier, store_timeout
 
-from mingle.elastic import handler as agent_handler
-from mingle.elastic.handler import EXIT_BARRIER, RoundStore
+from mingle.elastic.round_store import EXIT_BARRIER, RoundStore
 
 
 class Handler:
@@ -24,7 +24,7 @@ class Handler:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.done = self.void = self.lost = self.closed = False
+        self.done = self.round_is_void = self.lost = self.closed = self.in_vain = False
         self.closes = False
         """Whether it hears within seconds that the host has closed the job."""
         self.refusal: Exception | None = None
@@ -42,14 +42,11 @@ class Handler:
     def is_lost(self) -> bool:
         return self.lost
 
-    def has_ended(self, *, within: float = 0.0) -> bool:
-        return self.closed or (self.closes and within > 0)
+    def has_ended(self, *, patient: bool = False) -> bool:
+        return self.closed or (self.closes and patient)
 
     def waits_in_vain(self) -> bool:
-        return False
-
-    def void_round(self) -> None:
-        self.void = True
+        return self.in_vain
 
     def workers_done(self) -> None:
         self.done = True
@@ -106,12 +103,12 @@ def test_the_exit_barrier_is_told_apart_by_its_key(inner: HashStore, handler: Ha
 def test_the_exit_barrier_is_over_once_the_host_has_closed_the_job(inner: HashStore, handler: Handler) -> None:
     """The host of a short job left the barrier first, and another agent logged a traceback and still ended with 0."""
     store = make(inner, handler)
-    handler.refusal, handler.closed = agent_handler.RendezvousConnectionError("the agents' store is gone: closed"), True
+    handler.refusal, handler.closed = RendezvousConnectionError("the agents' store is gone: closed"), True
     store.wait([EXIT_BARRIER + "/last_member"])
-    with pytest.raises(agent_handler.RendezvousConnectionError):
+    with pytest.raises(RendezvousConnectionError):
         store.wait(["another key"])
     handler.closed = False
-    with pytest.raises(agent_handler.RendezvousConnectionError):
+    with pytest.raises(RendezvousConnectionError):
         store.wait([EXIT_BARRIER + "/last_member"])
     handler.refusal = None
     inner.set(f"agent/{EXIT_BARRIER}/last_member", "1")
@@ -136,6 +133,17 @@ def test_the_exit_barrier_takes_no_longer_than_its_timeout(inner: HashStore, han
     assert time.monotonic() - began_at < 3.5
 
 
+def test_the_exit_barrier_ends_for_all_once_the_host_waits_in_vain(inner: HashStore, handler: Handler) -> None:
+    host, other = make(inner, handler, 0, 3), make(inner, Handler(), 1, 3)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(each.wait, [EXIT_BARRIER + "/last_member"]) for each in (other, host)]
+        with pytest.raises(FutureTimeoutError):
+            waiting[0].result(0.3)
+        handler.in_vain = True
+        for each in waiting:
+            each.result(30)
+
+
 # --- the exchange of roles -------------------------------------------------------------------------------------------
 
 
@@ -156,7 +164,7 @@ def test_agents_with_different_numbers_of_workers_share_the_ranks(inner: HashSto
         second = pool.submit(ranks, stores[1], 1, 2, 2)
         assert ranks(stores[0], 0, 2, 1) == [(0, 3, 0, 3)]
         assert second.result(30) == [(1, 3, 1, 3), (2, 3, 2, 3)]
-    assert not any(handler.void for handler in handlers)
+    assert not any(handler.round_is_void for handler in handlers)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -164,7 +172,7 @@ def test_a_gathering_lost_meanwhile_does_not_end_the_agent(inner: HashStore, han
     handler.refusal, handler.lost = RuntimeError("the host is gone"), True
     base = 2 * rank
     assert ranks(make(inner, handler, rank, 3), rank, 3, 2) == [(base, 6, base, 6), (base + 1, 6, base + 1, 6)]
-    assert handler.void, "another round must follow"
+    assert handler.round_is_void, "another round must follow"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -177,14 +185,14 @@ def test_a_node_that_is_gone_before_it_said_its_role_is_not_waited_for(
             waiting.result(0.1)
         handler.waiting = 1
         assert waiting.result(30) == [(rank, 2, rank, 2)]
-    assert handler.void
+    assert handler.round_is_void
 
 
 def test_an_exchange_that_fails_otherwise_is_an_error(inner: HashStore, handler: Handler) -> None:
     handler.refusal = ConnectionError("the job has been ended")
     with pytest.raises(ConnectionError, match="ended"):
         ranks(make(inner, handler, 1, 2), 1, 2, 1)
-    assert not handler.void
+    assert not handler.round_is_void
 
 
 def test_a_key_that_comes_late_is_waited_for(inner: HashStore, handler: Handler) -> None:
@@ -194,3 +202,16 @@ def test_a_key_that_comes_late_is_waited_for(inner: HashStore, handler: Handler)
         assert not waiting.done()
         ranks(make(inner, Handler(), 0, 2), 0, 2, 1)
         assert waiting.result(30) == [(1, 2, 1, 2)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_exchange_takes_no_longer_than_the_timeout_of_the_store(
+    inner: HashStore, handler: Handler, rank: int
+) -> None:
+    """A node that is connected, and has hung before it said its role."""
+    store = make(inner, handler, rank, 2)
+    began_at = time.monotonic()
+    with store_timeout(store, 1), pytest.raises(DistStoreError, match=r"(?i)timeout"):
+        ranks(store, rank, 2, 1)
+    assert time.monotonic() - began_at < 1.8
+    assert not handler.round_is_void
