@@ -110,12 +110,7 @@ def test_handshake_and_frame_macs_by_the_document() -> None:
     assert said["proof"] == mac(job_key(), b"hello", b"".join(length(part) + part for part in known[1:]))
     to_host = mac(job_key(), b"frames to host", transcript)
     to_member = mac(job_key(), b"frames to member", transcript)
-    for key, number, frame in (
-        (to_host, 0, join),
-        (to_member, 0, joined),
-        (to_member, 1, ping),
-        (to_host, 1, pong),
-    ):
+    for key, number, frame in ((to_host, 0, join), (to_member, 0, joined), (to_member, 1, ping), (to_host, 1, pong)):
         body = frame[4:-16]
         assert length(frame[4:]) == frame[:4]
         assert frame[-16:] == hmac.digest(key, number.to_bytes(8, "big") + body, "sha256")[:16]

@@ -187,12 +187,7 @@ def finder_of(observer: Observer, job: str | None = None, kind: type[Finder] = F
 
 
 def a_finder(
-    wire: Wire,
-    job: str | None,
-    *,
-    secret: bytes | None = None,
-    refresh: float | None = None,
-    forgets: bool = False,
+    wire: Wire, job: str | None, *, secret: bytes | None = None, refresh: float | None = None, forgets: bool = False
 ) -> Finder:
     return Finder(
         job,
@@ -329,13 +324,7 @@ def _wake(port: int) -> None:
 def command_environment(port: int, **variables: str) -> dict[str, str]:
     """The environment of a command on `lo`."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
-    return {
-        **kept,
-        "PYTHONPATH": str(ROOT / "src"),
-        "MINGLE_INTERFACE": "lo",
-        "MINGLE_PORT": str(port),
-        **variables,
-    }
+    return {**kept, "PYTHONPATH": str(ROOT / "src"), "MINGLE_INTERFACE": "lo", "MINGLE_PORT": str(port), **variables}
 
 
 def patched_path(folder: Path, code: str) -> str:

@@ -701,11 +701,7 @@ RANKS = (
         network={"hostname": "node2"},
         cause="has ended already, or runs alone with a world size of 1, the network carries no multicast",
     ),
-    Row(
-        observed="no process is heard, and only loopback is up",
-        machine=LOOPBACK,
-        cause="only loopback is used",
-    ),
+    Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
     Row(
         observed="other ranks of this machine are heard, and MINGLE_INTERFACE=lo is left over",
         heard={"seekers": SEEKER},

@@ -55,11 +55,7 @@ def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ())
 
     ports = {name: str(free_udp_port()) for name in groups}
     wanted = [
-        {
-            "settings": {**ON_LOOPBACK, "MINGLE_PORT": ports[name], **rank.settings},
-            "code": rank.code,
-            "file": rank.file,
-        }
+        {"settings": {**ON_LOOPBACK, "MINGLE_PORT": ports[name], **rank.settings}, "code": rank.code, "file": rank.file}
         for name, ranks in groups.items()
         for rank in ranks
     ]

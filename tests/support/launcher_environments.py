@@ -189,11 +189,7 @@ FLUX = {
     "PMI_SIZE": "4",
 }
 INDEXED_JOB = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4", "HOSTNAME": "trainer-2"}
-LEADER_WORKER_SET = {
-    "LWS_LEADER_ADDRESS": "trainer-0.trainer.default",
-    "LWS_GROUP_SIZE": "4",
-    "LWS_WORKER_INDEX": "2",
-}
+LEADER_WORKER_SET = {"LWS_LEADER_ADDRESS": "trainer-0.trainer.default", "LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "2"}
 # the operator's first version; "auto" is its default
 PYTORCH_JOB = {
     "MASTER_ADDR": "trainer-master-0",

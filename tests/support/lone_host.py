@@ -83,13 +83,7 @@ class Alone:
         return self.done()
 
     def call(
-        self,
-        conn: int,
-        *,
-        purpose: Any = "join",
-        key: JobKey | None = None,
-        rank: int | None = None,
-        now: float = 1.0,
+        self, conn: int, *, purpose: Any = "join", key: JobKey | None = None, rank: int | None = None, now: float = 1.0
     ) -> None:
         """Connect and prove itself."""
         call = Call(

@@ -5,13 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from mingle.observe.ping import (
-    Cast,
-    EchoHeard,
-    PingMachine,
-    Post,
-    Reply,
-)
+from mingle.observe.ping import Cast, EchoHeard, PingMachine, Post, Reply
 from mingle.protocol.effects import Dial, Hangup, Write
 from mingle.protocol.events import Accepted, BytesReceived, Connected, Disconnected, TimerDue
 from mingle.wire import echo

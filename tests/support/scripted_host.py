@@ -7,12 +7,7 @@ import random
 from typing import Any
 
 from mingle.protocol.effects import Dial, Effect, Write
-from mingle.protocol.events import (
-    BytesReceived,
-    Connected,
-    Heard,
-    Source,
-)
+from mingle.protocol.events import BytesReceived, Connected, Heard, Source
 from mingle.protocol.links.handshake import HostConversation
 from mingle.protocol.machine import Context, Identity
 from mingle.protocol.member import Joiner

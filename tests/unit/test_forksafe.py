@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,24 @@ def test_registering_a_closed_descriptor_is_an_error() -> None:
         forksafe.register_fd(fd)
 
 
-def test_registration_keeps_nothing_alive() -> None:
+class Closable:
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("register", "kept", "make"),
+    [(forksafe.register, forksafe._closables, Closable), (forksafe.register_lock, forksafe._locks, threading.Lock)],
+    ids=["closable", "lock"],
+)
+def test_what_is_registered_is_kept_alive_by_its_owner_only(
+    register: Callable[[Any], Any], kept: Collection[object], make: Callable[[], Any]
+) -> None:
     gc.collect()
-    before = len(list(forksafe._closables))
-    opened = forksafe.register(socket.socket())
-    opened.close()
-    del opened
-    assert len(list(forksafe._closables)) == before
+    before = len(kept)
+    registered = register(make())
+    assert len(kept) == before + 1
+    del registered
+    assert len(kept) == before
 
 
 # --- locks ----------------------------------------------------------------------------------------------------------
@@ -133,15 +144,6 @@ def test_two_threads_can_register_descriptors_at_once(monkeypatch: pytest.Monkey
         monkeypatch.setattr(forksafe, "_is_open_as", meanwhile)
         forksafe.register_fd(second.fileno())
         assert {each.fileno() for each in (first, second, third)} <= set(forksafe._foreign)
-
-
-def test_a_registered_lock_is_kept_alive_by_its_owner_only() -> None:
-    gc.collect()
-    before = len(forksafe._locks)
-    lock = forksafe.register_lock(threading.Lock())
-    assert len(forksafe._locks) == before + 1
-    del lock
-    assert len(forksafe._locks) == before
 
 
 def test_every_lock_of_the_package_is_registered() -> None:

@@ -39,35 +39,29 @@ class PlayedSession:
         self.closed.append(failing)
 
 
+FIELDS = (
+    *("job_id", "rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes"),
+    *("master_addr", "master_port", "interface", "address", "elapsed"),
+)
+VALUES = ("resnet", 1, 2, 0, 1, 1, 2, "10.0.0.0", 4321, "eth0", "10.0.0.1", 0.5)
+
+
 def a_job(
-    _session: PlayedSession | None = None,
-    _members: tuple[Member, ...] | None = None,
-    _destroy_group: Callable[[bool], None] | None = None,
+    session: PlayedSession | None = None,
+    members: tuple[Member, ...] | None = None,
+    destroy_group: Callable[[bool], None] | None = None,
 ) -> Job:
-    job = Job(
-        job_id="resnet",
-        rank=1,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=1,
-        num_nodes=2,
-        master_addr="10.0.0.0",
-        master_port=4321,
-        interface="eth0",
-        address="10.0.0.1",
-        elapsed=0.5,
-    )
-    if _session is not None:
-        job._with(_session, _members)
-    if _destroy_group is not None:
-        job._owns_group(_destroy_group)
+    job = Job(**dict(zip(FIELDS, VALUES, strict=True)))
+    if session is not None:
+        job._with(session, members)
+    if destroy_group is not None:
+        job._owns_group(destroy_group)
     return job
 
 
 def test_members_are_fetched_once_and_kept_after_the_end() -> None:
     session = PlayedSession()
-    job = a_job(_session=session)
+    job = a_job(session=session)
     assert session.asked == 0
     assert job.members == MEMBERS
     job.close()
@@ -76,7 +70,7 @@ def test_members_are_fetched_once_and_kept_after_the_end() -> None:
 
 
 def test_members_asked_for_the_first_time_after_the_end() -> None:
-    job = a_job(_session=PlayedSession())
+    job = a_job(session=PlayedSession())
     job.close()
     with pytest.raises(MingleError, match="'resnet' were never asked for, and now the job is closed") as caught:
         _ = job.members
@@ -85,7 +79,7 @@ def test_members_asked_for_the_first_time_after_the_end() -> None:
 
 def test_members_that_cannot_be_fetched_may_be_asked_for_again() -> None:
     session = PlayedSession(MingleError("rank 0 did not answer"))
-    job = a_job(_session=session)
+    job = a_job(session=session)
     with pytest.raises(MingleError, match="did not answer"):
         _ = job.members
     session.problem = None
@@ -102,7 +96,7 @@ def test_threads_share_one_question() -> None:
             return super().roster()
 
     session = SlowSession()
-    job = a_job(_session=session)
+    job = a_job(session=session)
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(lambda: job.members) for _ in range(2)]
         assert asking.wait(30)
@@ -117,7 +111,7 @@ def test_a_signal_handler_may_ask_for_the_members_while_they_are_fetched() -> No
             members = super().roster()
             return members if self.asked > 1 else job.members
 
-    job = a_job(_session=Interrupted())
+    job = a_job(session=Interrupted())
     fetched: list[tuple[Member, ...]] = []
     thread = threading.Thread(target=lambda: fetched.append(job.members), daemon=True)
     thread.start()
@@ -133,7 +127,7 @@ def test_the_process_group_ends_first_and_once(way: str) -> None:
         def close(self, *, failing: bool) -> None:
             order.append(("session", failing))
 
-    job = a_job(_session=Ordered(), _destroy_group=lambda failing: order.append(("group", failing)))
+    job = a_job(session=Ordered(), destroy_group=lambda failing: order.append(("group", failing)))
     if way == "block":
         with job:
             assert job.rank == 1
@@ -148,7 +142,7 @@ def test_the_process_group_ends_first_and_once(way: str) -> None:
 @pytest.mark.parametrize("way", ["block", "finally"])
 def test_an_exception_on_its_way_is_told_to_group_and_session(way: str) -> None:
     session, destroyed = PlayedSession(), list[bool]()
-    job = a_job(_session=session, _destroy_group=destroyed.append)
+    job = a_job(session=session, destroy_group=destroyed.append)
     with pytest.raises(ZeroDivisionError), job if way == "block" else contextlib.nullcontext():  # noqa: PT012
         try:
             _ = 1 / 0
@@ -163,7 +157,7 @@ def test_a_process_group_that_fails_to_end_keeps_the_session_from_nothing() -> N
         raise RuntimeError("the backend is broken")
 
     session = PlayedSession()
-    with pytest.raises(RuntimeError, match="broken"), a_job(_session=session, _destroy_group=fail):
+    with pytest.raises(RuntimeError, match="broken"), a_job(session=session, destroy_group=fail):
         pass
     assert session.closed == [True]
 
@@ -181,7 +175,7 @@ def test_a_close_that_was_interrupted_goes_on_with_the_next_one(at: str) -> None
         def close(self, *, failing: bool) -> None:
             end("session")
 
-    job = a_job(_session=Ordered(), _destroy_group=lambda _: end("group"))
+    job = a_job(session=Ordered(), destroy_group=lambda _: end("group"))
     with pytest.raises(KeyboardInterrupt):
         job.close()
     job.close()
@@ -199,7 +193,7 @@ def test_a_close_at_the_same_time_waits_for_the_first_and_does_nothing() -> None
             super().close(failing=failing)
 
     session, destroyed = SlowSession(), list[bool]()
-    job = a_job(_session=session, _destroy_group=destroyed.append)
+    job = a_job(session=session, destroy_group=destroyed.append)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(job.close)
         assert ending.wait(30)
@@ -218,7 +212,7 @@ def test_a_close_out_of_a_signal_handler_while_it_closes_does_not_wait_for_itsel
             job.close()
 
     session = Interrupted()
-    job = a_job(_session=session)
+    job = a_job(session=session)
     job.close()
     assert session.closed == [False]
 
@@ -237,7 +231,7 @@ COPIES: dict[str, Callable[[Job], Job]] = {
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_a_copy_is_a_record_of_the_job_and_ends_nothing(copied: Callable[[Job], Job]) -> None:
     session, destroyed = PlayedSession(), list[bool]()
-    job = a_job(_session=session, _destroy_group=destroyed.append)
+    job = a_job(session=session, destroy_group=destroyed.append)
     twin = copied(job)
     assert twin == job
     assert repr(twin) == repr(job)
@@ -253,30 +247,19 @@ def test_a_copy_is_a_record_of_the_job_and_ends_nothing(copied: Callable[[Job], 
 
 @pytest.mark.parametrize("name", ["pickle", "copy", "deepcopy"])
 def test_a_copy_knows_the_members_that_were_fetched_before(name: str) -> None:
-    job = a_job(_session=PlayedSession())
+    job = a_job(session=PlayedSession())
     assert job.members == COPIES[name](job).members == MEMBERS
 
 
-def test_job_as_a_dictionary() -> None:
-    job = a_job(_session=PlayedSession(), _destroy_group=lambda _: None)
+def test_a_job_is_shown_and_written_without_internals() -> None:
+    job = a_job(session=PlayedSession(), destroy_group=lambda _: None)
     record = dataclasses.asdict(job)
-    assert list(record) == [
-        *("job_id", "rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes"),
-        *("master_addr", "master_port", "interface", "address", "elapsed"),
-    ]
-    assert (record["job_id"], record["rank"]) == ("resnet", 1)
+    assert (tuple(record), tuple(record.values())) == (FIELDS, VALUES)
     assert json.loads(json.dumps(record)) == record
+    assert repr(job) == f"Job({', '.join(f'{name}={value!r}' for name, value in record.items())})"
 
 
 def test_where_torchrun_did_the_discovery_there_are_no_members() -> None:
-    job = a_job(_session=PlayedSession(), _members=())
+    job = a_job(session=PlayedSession(), members=())
     assert job.members == ()
     job.close()
-
-
-def test_repr_shows_the_job_without_internals() -> None:
-    job = a_job(_session=PlayedSession())
-    assert repr(job) == (
-        "Job(job_id='resnet', rank=1, world_size=2, local_rank=0, local_world_size=1, node_rank=1, num_nodes=2, "
-        "master_addr='10.0.0.0', master_port=4321, interface='eth0', address='10.0.0.1', elapsed=0.5)"
-    )

@@ -33,22 +33,10 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     del sys.modules["mingle.lightning"]
 
 
-def job(**fields: Any) -> Job:
-    plain: dict[str, Any] = {
-        "job_id": "resnet",
-        "rank": 5,
-        "world_size": 8,
-        "local_rank": 1,
-        "local_world_size": 4,
-        "node_rank": 1,
-        "num_nodes": 2,
-        "master_addr": "10.0.0.7",
-        "master_port": 41137,
-        "interface": "eth0",
-        "address": "10.0.0.9",
-        "elapsed": 0.1,
-    }
-    return Job(**plain | fields)
+def job() -> Job:
+    place = {"rank": 5, "world_size": 8, "local_rank": 1, "local_world_size": 4, "node_rank": 1, "num_nodes": 2}
+    reached = {"master_addr": "10.0.0.7", "master_port": 41137, "interface": "eth0", "address": "10.0.0.9"}
+    return Job(job_id="resnet", elapsed=0.1, **place, **reached)
 
 
 @pytest.fixture

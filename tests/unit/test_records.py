@@ -41,13 +41,16 @@ class Handler(logging.Handler):
         self._does(record)
 
 
+Adds = Callable[[Handler], Handler]
+
+
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "FLUSH_SECONDS", 30.0)
 
 
 @pytest.fixture
-def handled() -> Iterator[Callable[[Handler], Handler]]:
+def handled() -> Iterator[Adds]:
     """Adds a handler to the logger ``mingle``, at DEBUG, until the end of the test."""
     mingle, added = logging.getLogger("mingle"), list[Handler]()
     before = mingle.level
@@ -78,9 +81,7 @@ def deferring(action: Callable[[], object]) -> None:
     assert not thread.is_alive()
 
 
-def test_records_of_a_deferring_thread_come_in_order_and_as_they_were_made(
-    handled: Callable[[Handler], Handler],
-) -> None:
+def test_records_of_a_deferring_thread_come_in_order_and_as_they_were_made(handled: Adds) -> None:
     handler = handled(Handler(lambda _: time.sleep(0.001)))
 
     def several() -> None:
@@ -102,7 +103,7 @@ def test_records_of_a_deferring_thread_come_in_order_and_as_they_were_made(
         assert began <= record.created <= ended
 
 
-def test_other_threads_log_at_once_and_by_their_own_name(handled: Callable[[Handler], Handler]) -> None:
+def test_other_threads_log_at_once_and_by_their_own_name(handled: Adds) -> None:
     handler = handled(Handler())
     logger.debug("here")
     (record,) = handler.records
@@ -114,7 +115,7 @@ def test_other_threads_log_at_once_and_by_their_own_name(handled: Callable[[Hand
 
 
 def test_a_handler_that_raises_is_shown_and_the_next_record_is_handled(
-    handled: Callable[[Handler], Handler], monkeypatch: pytest.MonkeyPatch
+    handled: Adds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", shown.append)
@@ -128,7 +129,7 @@ def test_a_handler_that_raises_is_shown_and_the_next_record_is_handled(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_handler_that_forks_leaves_no_process_and_starts_it_with_the_signals_of_the_application(
-    handled: Callable[[Handler], Handler],
+    handled: Adds,
 ) -> None:
     children: list[int] = []
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -151,9 +152,7 @@ def test_a_handler_that_forks_leaves_no_process_and_starts_it_with_the_signals_o
     assert masks == [blocked]
 
 
-def test_records_deferred_behind_a_blocked_handler_are_bounded(
-    handled: Callable[[Handler], Handler], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_deferred_behind_a_blocked_handler_are_bounded(handled: Adds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MOST_DEFERRED", 10)
     monkeypatch.setattr(records, "FLUSH_SECONDS", 0.05)
     free = threading.Event()
@@ -168,7 +167,7 @@ def test_records_deferred_behind_a_blocked_handler_are_bounded(
 
 
 def test_a_job_forms_while_a_handler_blocks_and_no_line_of_the_application_runs_in_its_loop(
-    handled: Callable[[Handler], Handler], monkeypatch: pytest.MonkeyPatch
+    handled: Adds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "FLUSH_SECONDS", 0.05)
     free = threading.Event()
@@ -182,9 +181,7 @@ def test_a_job_forms_while_a_handler_blocks_and_no_line_of_the_application_runs_
     assert not any(name.startswith("mingle-") and name != "mingle-log" for name in handler.threads)
 
 
-def test_a_handler_that_exits_silences_no_later_record(
-    handled: Callable[[Handler], Handler], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_that_exits_silences_no_later_record(handled: Adds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest's own counts SystemExit
 
     def leave(record: logging.LogRecord) -> None:
@@ -292,9 +289,7 @@ def test_lines_on_a_stderr_that_nobody_reads_are_dropped_and_counted(
 
 
 @needs_poll
-def test_records_for_a_handler_whose_stream_nobody_reads_are_dropped_and_counted(
-    unread: Unread, handled: Callable[[Handler], Handler]
-) -> None:
+def test_records_for_a_handler_whose_stream_nobody_reads_are_dropped_and_counted(unread: Unread, handled: Adds) -> None:
     handled(logging.StreamHandler(unread.file))  # type: ignore[arg-type]
     in_time(lambda: logger.info("one"))
     in_time(lambda: logging.getLogger("mingle").info("two"))
@@ -323,9 +318,7 @@ def _refuse() -> object:
 
 @needs_poll
 @pytest.mark.parametrize("fileno", [_refuse, lambda: None, lambda: -1, "none of its own"])
-def test_a_stream_without_a_descriptor_gets_every_line(
-    fileno: Callable[[], object], handled: Callable[[Handler], Handler]
-) -> None:
+def test_a_stream_without_a_descriptor_gets_every_line(fileno: Callable[[], object], handled: Adds) -> None:
     stream = Odd(fileno)
     handled(logging.StreamHandler(stream))  # type: ignore[arg-type]
     logger.info("one")

@@ -332,8 +332,7 @@ def with_gpus(rank: int, task: Record) -> Reply:
 
 
 @pytest.mark.parametrize(
-    ("fails", "first", "later"),
-    [("", "cuda", "cuda"), ("correctness", "cpu", "cpu"), ("NCCL: round 1", "cuda", "cpu")],
+    ("fails", "first", "later"), [("", "cuda", "cuda"), ("correctness", "cpu", "cpu"), ("NCCL: round 1", "cuda", "cpu")]
 )
 def test_gloo_shows_the_links_once_nccl_has_failed(fails: str, first: str, later: str) -> None:
     """A kernel of NCCL that waits for ever blocks all later ones of its GPU, also those of other pairs."""

@@ -39,12 +39,7 @@ from mingle.engine import discovery, driver, party, progress, store, udp_endpoin
 from mingle.engine.discovery import Discovery
 from mingle.engine.driver import Driver
 from mingle.engine.party import process_identity
-from mingle.errors import (
-    ConfigurationError,
-    DiscoveryTimeoutError,
-    InterfaceError,
-    MingleError,
-)
+from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.forksafe import Closable
 from mingle.network import interfaces
 from mingle.network.interfaces import Interface

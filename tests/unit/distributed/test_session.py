@@ -219,11 +219,7 @@ def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
 
 @pytest.mark.parametrize("failing", [True, False])
 def test_rank_zero_waits_for_nobody_without_a_group_or_when_it_fails(
-    ranks: list[Formed],
-    sessions: list[RunningSession],
-    group: Group,
-    monkeypatch: pytest.MonkeyPatch,
-    failing: bool,
+    ranks: list[Formed], sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
     if failing:
         group.stands = True

@@ -60,8 +60,7 @@ def test_every_session_that_could_be_joined_competes(other: Offer, competes: boo
 
 
 @pytest.mark.parametrize(
-    ("other", "loses"),
-    [(offer("A"), True), (offer("Z"), False), (offer("Z", state="sealed"), True)],
+    ("other", "loses"), [(offer("A"), True), (offer("Z"), False), (offer("Z", state="sealed"), True)]
 )
 def test_sealed_comes_before_open_then_the_lower_id(other: Offer, loses: bool) -> None:
     assert ElasticCandidacy(IDENTITY).loses_to(other) is loses

@@ -310,9 +310,7 @@ def test_many_questions_cost_few_pings(gathering: AgentGathering) -> None:
     assert process.hosted is host
 
 
-def test_dial_budget_of_a_sender_also_bounds_a_running_session(
-    gathering: AgentGathering,
-) -> None:
+def test_dial_budget_of_a_sender_also_bounds_a_running_session(gathering: AgentGathering) -> None:
     process, host, _ = started(gathering)
     offer = replace(host.offer(), host=bytes(16), addresses=tuple(f"10.9.0.{number}" for number in range(1, 13)))
     for number in range(30):

@@ -53,22 +53,14 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    found = [
-        nic("eth0", 2, "10.0.0.2/24", "fe80::2/64"),
-        nic("lo", 1, "127.0.0.1/8"),
-    ]
+    found = [nic("eth0", 2, "10.0.0.2/24", "fe80::2/64"), nic("lo", 1, "127.0.0.1/8")]
     monkeypatch.setattr(interfaces, "scan", lambda: found)
     with contextlib.ExitStack() as stack:
         yield Machine(InterfaceMonitor((), "", "auto", 0.0, stack))
 
 
 def received(
-    data: bytes,
-    source: str = NEIGHBOR,
-    *,
-    interface: str = "eth0",
-    multicast: bool = True,
-    local: bool = False,
+    data: bytes, source: str = NEIGHBOR, *, interface: str = "eth0", multicast: bool = True, local: bool = False
 ) -> Received:
     return Received(data, (source, 29499), "4", multicast, interface=interface, local=local)
 

@@ -22,14 +22,7 @@ from torch.distributed import TCPStore
 import tests.support.in_process  # noqa: F401 - torch, so that it costs each test as little as it can
 from mingle.detached import AbandonedError
 from mingle.engine import store
-from mingle.engine.store import (
-    StoreServer,
-    await_server,
-    check_port,
-    connect,
-    open_server,
-    prove,
-)
+from mingle.engine.store import StoreServer, await_server, check_port, connect, open_server, prove
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
 from mingle.network.connections import bare_address, tune
 from mingle.network.interfaces import scan

@@ -131,10 +131,7 @@ class Process:
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.reports: list[tuple[str, Report]] = []
         self.folders = Folders(
-            storages,
-            node="here",
-            call=self.calls.put,
-            found=lambda url, report: self.reports.append((url, report)),
+            storages, node="here", call=self.calls.put, found=lambda url, report: self.reports.append((url, report))
         )
 
     def show(self, message: Seek | Offer | None) -> None:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mingle.protocol.links import claims
-from mingle.protocol.links.claims import (
-    SENDER_DIALS_AT_ONCE,
-    SENDER_DIALS_PER_SECOND,
-    DialBudget,
-    without_traps,
-)
+from mingle.protocol.links.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND, DialBudget, without_traps
 from mingle.wire.datagrams import Offer
 
 

@@ -610,10 +610,7 @@ def test_host_that_calls_another_one_twice_in_vain_says_so_where_it_is_heard() -
         (conn,) = process.dialed(now)
         process.machine.handle(Disconnected(conn, "ECONNREFUSED"), now)
         said = [each for each in process.machine.effects() if isinstance(each, Multicast)]
-        wanted = Multicast(
-            process.machine.identity.seek(b"other session 16", "10.0.0.9 ECONNREFUSED"),
-            to_peers=True,
-        )
+        wanted = Multicast(process.machine.identity.seek(b"other session 16", "10.0.0.9 ECONNREFUSED"), to_peers=True)
         assert (wanted in said) is says
     assert process.machine.host is not None
     assert [each.how for each in process.machine.host.diagnostics.unreached.values()] == ["10.0.0.9 ECONNREFUSED"]

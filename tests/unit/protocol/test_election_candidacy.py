@@ -8,12 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mingle.protocol.election import (
-    ELECT_AFTER_SECONDS,
-    ELECT_SPREAD_MAX_SECONDS,
-    ELECT_SPREAD_SECONDS,
-    Candidacy,
-)
+from mingle.protocol.election import ELECT_AFTER_SECONDS, ELECT_SPREAD_MAX_SECONDS, ELECT_SPREAD_SECONDS, Candidacy
 from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Offer, Seek
 from mingle.wire.frames import ProcessInfo

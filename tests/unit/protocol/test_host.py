@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError
-from mingle.protocol.effects import (
-    Answer,
-    Dial,
-    Effect,
-    FormedStore,
-    Hangup,
-    Multicast,
-    OpenStore,
-    Write,
-)
+from mingle.protocol.effects import Answer, Dial, Effect, FormedStore, Hangup, Multicast, OpenStore, Write
 from mingle.protocol.events import (
     Accepted,
     Address,
@@ -179,10 +170,7 @@ def test_a_caller_without_the_secret_is_kept_for_the_report() -> None:
     with pytest.raises(HandshakeFailed):
         alone.call(1, key=JobKey(b"two", "job"))
     hello = frames.Prove(proof=b"?" * 32)
-    liar = MemberConversation(
-        Call(job="job", member=b"M" * 16, session=SESSION, purpose="join"),
-        ("10.0.0.1", 4000),
-    )
+    liar = MemberConversation(Call(job="job", member=b"M" * 16, session=SESSION, purpose="join"), ("10.0.0.1", 4000))
     liar.send(hello)
     alone.node.handle(Accepted(2, "10.0.0.3"), 1.0)
     alone.node.handle(BytesReceived(2, liar.data_to_send()), 1.0)

@@ -13,14 +13,7 @@ WHO = ProcessInfo(hostname="h1", pid=7)
 def identity(addresses: int = 2) -> Identity:
     own = {f"10.0.{number // 256}.{number % 256}" for number in range(addresses)}
     return Identity(
-        job="job",
-        attempt="2",
-        member=b"M" * 16,
-        rank=1,
-        world_size=3,
-        node="n1",
-        who=WHO,
-        addresses=lambda: own,
+        job="job", attempt="2", member=b"M" * 16, rank=1, world_size=3, node="n1", who=WHO, addresses=lambda: own
     )
 
 

@@ -289,9 +289,7 @@ def test_a_host_without_this_member_sends_it_nowhere() -> None:
 
 def test_a_member_makes_for_no_session_of_its_own() -> None:
     joined = Joined(None)
-    joined.hear(
-        frames.Closed(session=SESSION, offer=msgspec.structs.replace(offer(OTHER), host=IDENTITY.member)),
-    )
+    joined.hear(frames.Closed(session=SESSION, offer=msgspec.structs.replace(offer(OTHER), host=IDENTITY.member)))
     assert joined.joiner.search.sightings.get(OTHER) is None
 
 

@@ -32,13 +32,7 @@ from mingle.protocol.machine import Endpoints
 from mingle.protocol.member import SUSPECT_SECONDS, Attached, Joining, Searching
 from mingle.protocol.membership import READY_HEARD_SECONDS
 from mingle.protocol.pacing import SEEK_INTERVAL_MAX_SECONDS
-from mingle.protocol.participant import (
-    STORE_RETRY_SECONDS,
-    AwaitingConfirm,
-    AwaitingSeal,
-    ProvingStore,
-    TryingPaths,
-)
+from mingle.protocol.participant import STORE_RETRY_SECONDS, AwaitingConfirm, AwaitingSeal, ProvingStore, TryingPaths
 from mingle.protocol.sessions import RETRY_SECONDS
 from mingle.wire import frame_codec, frames
 from tests.support.scripted_host import ADDRESS, HERE, OTHER, SESSION, Alone, offer, running

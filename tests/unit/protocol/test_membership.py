@@ -9,13 +9,7 @@ from msgspec import structs
 
 from mingle.protocol.events import Disconnected, StoreProved, TimerDue
 from mingle.protocol.member import Attached, Away, Detached, Joiner, Joining
-from mingle.protocol.membership import (
-    ANSWER_SECONDS,
-    READY_HEARD_SECONDS,
-    RETURN_SECONDS,
-    Membership,
-    RosterAnswer,
-)
+from mingle.protocol.membership import ANSWER_SECONDS, READY_HEARD_SECONDS, RETURN_SECONDS, Membership, RosterAnswer
 from mingle.protocol.node import Node
 from mingle.protocol.sessions import RETRY_SECONDS
 from mingle.wire import frames

@@ -134,9 +134,7 @@ def test_nodes_none_of_which_reaches_another() -> None:
 
 def test_two_halves() -> None:
     across = both(*itertools.product((0, 1), (2, 3)))
-    assert lines(4, across) == [
-        "two halves that reach only themselves: w0, w1 | w2, w3: no answer from TCP port 4002",
-    ]
+    assert lines(4, across) == ["two halves that reach only themselves: w0, w1 | w2, w3: no answer from TCP port 4002"]
 
 
 def test_two_halves_of_which_one_direction_works() -> None:

@@ -12,11 +12,7 @@ from mingle.protocol.effects import Answer, Effect, Multicast
 from mingle.protocol.events import Source
 from mingle.protocol.explain.observations import Diagnostics
 from mingle.protocol.machine import Context, Identity
-from mingle.protocol.pacing import (
-    LATE_SECONDS,
-    SEEK_INTERVAL_MAX_SECONDS,
-    DiscoveryClient,
-)
+from mingle.protocol.pacing import LATE_SECONDS, SEEK_INTERVAL_MAX_SECONDS, DiscoveryClient
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
 from mingle.wire.frames import ProcessInfo

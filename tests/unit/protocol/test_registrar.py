@@ -158,13 +158,7 @@ def test_words_of_another_phase_or_connection_change_nothing() -> None:
     assert not registrar.seats[member(1)].done
 
 
-@pytest.mark.parametrize(
-    ("applicant", "reason"),
-    [
-        (join(1, size=4), "world size"),
-        (join(0), "rank taken"),
-    ],
-)
+@pytest.mark.parametrize(("applicant", "reason"), [(join(1, size=4), "world size"), (join(0), "rank taken")])
 def test_misfit_is_refused_at_once(applicant: frames.Join, reason: str) -> None:
     registrar = Opened()
     registrar.join(5, member(5), applicant, 1.0)

@@ -16,12 +16,7 @@ from mingle.protocol.links.handshake import HostConversation
 from mingle.protocol.links.race import ADDRESS_SECONDS
 from mingle.protocol.machine import Context
 from mingle.protocol.search import Search
-from mingle.protocol.sessions import (
-    REMEMBERED_BY_SENDER,
-    REMEMBERED_SESSIONS,
-    RETRY_SECONDS,
-    KnownSession,
-)
+from mingle.protocol.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS, KnownSession
 from mingle.protocol.sightings import RUNNING_NOTICE_SECONDS, SILENT_SECONDS
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey

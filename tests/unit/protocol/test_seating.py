@@ -134,9 +134,7 @@ def _check_nodes(nodes: list[str], places: list[Place]) -> None:
     ("applicants", "expected"),
     [
         pytest.param(
-            [on("a", 0, local_rank=1), on("a", 1, local_rank=0)],
-            [1, 0],
-            id="kept, in another order than the ranks",
+            [on("a", 0, local_rank=1), on("a", 1, local_rank=0)], [1, 0], id="kept, in another order than the ranks"
         ),
         pytest.param(
             [on("a", 0, local_rank=1, local_world_size=2), on("a", 1, local_rank=0, local_world_size=2)],
@@ -326,10 +324,7 @@ def host(own: list[str], prefixes: dict[str, int] = PREFIXES, **more: Any) -> Ho
         ),
         pytest.param(
             [LAN, FAST],
-            [
-                [way(LAN, "203.0.113.2"), way(FAST, "198.51.100.2")],
-                [way(LAN, "192.0.2.3"), way(FAST, "198.51.100.3")],
-            ],
+            [[way(LAN, "203.0.113.2"), way(FAST, "198.51.100.2")], [way(LAN, "192.0.2.3"), way(FAST, "198.51.100.3")]],
             FAST,
             id="the subnet of most before the preferred one behind a router",
         ),
@@ -371,10 +366,7 @@ ADDRESSES = ["192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1", "fe80::1
 @EXAMPLES
 @given(
     st.permutations(ADDRESSES),
-    st.lists(
-        st.lists(st.builds(way, st.sampled_from(ADDRESSES), st.ip_addresses().map(str)), max_size=5),
-        max_size=5,
-    ),
+    st.lists(st.lists(st.builds(way, st.sampled_from(ADDRESSES), st.ip_addresses().map(str)), max_size=5), max_size=5),
     st.dictionaries(st.sampled_from(ADDRESSES), st.integers(0, 32)),
 )
 def test_common_address_was_reached_by_all_and_is_none_only_if_there_is_none(
@@ -441,8 +433,7 @@ def test_the_order_of_preference(
 
 def test_reach_matrix_says_who_reached_what() -> None:
     text = reach_matrix(
-        host([LAN, FAST]),
-        [("rank 1 on host b", [way(LAN, "192.0.2.9", "eth1"), STRAY]), ("rank 2 on host c", [])],
+        host([LAN, FAST]), [("rank 1 on host b", [way(LAN, "192.0.2.9", "eth1"), STRAY]), ("rank 2 on host c", [])]
     )
     first, *members = text.splitlines()
     assert LAN in first

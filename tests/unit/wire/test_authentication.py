@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from mingle.errors import ConfigurationError
 from mingle.wire import authentication
-from mingle.wire.authentication import (
-    NONCE_BYTES,
-    FrameKeys,
-    JobKey,
-    join_fields,
-    new_nonce,
-)
+from mingle.wire.authentication import NONCE_BYTES, FrameKeys, JobKey, join_fields, new_nonce
 
 SECRET = b"correct horse battery staple"
 JOB = "resnet"

@@ -83,9 +83,7 @@ def test_a_truncated_stream_gives_the_whole_frames_and_waits(data: bytes) -> Non
         pytest.param(PREFACE + b"\x00\x00\x00\x01\x80", "malformed", id="no type"),
         pytest.param(PREFACE + b"\x00\x00\x00\x05\xdf\xff\xff\xff\xff", "malformed", id="a huge map"),
         pytest.param(
-            PREFACE + len(PING).to_bytes(4, "big") + PING[4:] + bytes(4),
-            "malformed",
-            id="bytes after the map",
+            PREFACE + len(PING).to_bytes(4, "big") + PING[4:] + bytes(4), "malformed", id="bytes after the map"
         ),
     ],
 )
