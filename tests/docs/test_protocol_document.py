@@ -228,7 +228,7 @@ def test_groups_by_the_document(job: str) -> None:
     assert group.ipv6_site == str(ipaddress.ip_address("ff15::") + ipv6)
 
 
-# --- diagrams and links -------------------------------------------------------------------------------------
+# --- diagrams ---------------------------------------------------------------------------------------------
 
 
 MACHINES: dict[str, Transitions] = {
@@ -264,23 +264,9 @@ def test_diagram_is_the_table_of_transitions(name: str) -> None:
 def test_sequence_says_every_frame_of_joining_and_asking() -> None:
     (diagram,) = re.findall(r"```mermaid\nsequenceDiagram\n(.*?)```", TEXT, re.DOTALL)
     elsewhere = {
-        "running",
-        "ping",
-        "pong",
-        "void",
-        "host-seen",
-        "unreachable",
-        "members",
+        *("running", "ping", "pong", "void", "host-seen", "unreachable", "members"),
         *("next", "begin", "wanted", "done", "round", "round-held"),
     }
     tags = {tag_of(kind) for kind in FRAMES}
     said = set(re.findall(r": (?:preface, )?([A-Z]+)", diagram)) - {"SEEK", "OFFER"}
     assert {name.lower() for name in said} == tags - elsewhere
-
-
-def test_links_within_the_document_lead_somewhere() -> None:
-    anchors = {
-        re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-")
-        for title in re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
-    }
-    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors

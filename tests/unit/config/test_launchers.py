@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,13 +80,14 @@ def test_a_whole_row(row: Launcher) -> None:
 
 @BY_NAME
 def test_the_rank_and_the_size_are_needed(row: Launcher) -> None:
-    """Whatever of them is taken away, the error names it, with all that was seen; nothing is put in its place."""
+    """Whatever of them is unset or blank, the error names it, with all that was seen; nothing is put in its place."""
     environ = BY_LAUNCHER[row.name]
     groups = [row.rank, row.world_size, *((name,) for name in row.required)]
     needed = [group for group in groups if set(group) & set(environ)]
     assert len(needed) >= 2
-    for group in needed:
+    for group, blank in itertools.product(needed, (False, True)):
         partial = {name: value for name, value in environ.items() if name not in group}
+        partial |= dict.fromkeys(group, " ") if blank else {}
         if not row.is_seen(partial):  # no mark is left, as of the Indexed Job, whose only variable is the rank
             assert set(group) & set(row.marks)
             continue
@@ -95,14 +97,6 @@ def test_the_rank_and_the_size_are_needed(row: Launcher) -> None:
         assert group[0] in message
         assert all(f"{name}={value!r}" in message for name, value in row.variables_seen(partial).items())
         assert (raised.value.cause, raised.value.remedy) == (row.outside, row.start)
-
-
-@BY_NAME
-def test_an_empty_variable_counts_as_unset(row: Launcher) -> None:
-    environ = BY_LAUNCHER[row.name]
-    emptied = row.world_size if set(row.world_size) & set(environ) else row.required[-1:]
-    with pytest.raises(LauncherError, match=emptied[0]):
-        detect({**environ, **dict.fromkeys(emptied, " ")})
 
 
 # SageMaker's rank is counted, not read.
@@ -169,9 +163,10 @@ def test_the_size_of_a_slurm_step_counts_before_that_of_the_allocation(
     ("environ", "job_id"),
     [
         ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, None),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "9"}, None),
         ({"SLURM_JOBID": "9", "SLURM_STEPID": "2", "SLURM_PROCID": "1", "SLURM_NPROCS": "2"}, "9.2"),
     ],
-    ids=["without an id", "legacy names"],
+    ids=["without an id", "with half of one", "legacy names"],
 )
 def test_a_slurm_step_is_known_by_few_variables(environ: dict[str, str], job_id: str | None) -> None:
     found = place(detect(environ))
@@ -321,29 +316,6 @@ def launcher(**fields: Any) -> Launcher:
         "start": "start it with x",
     }
     return Launcher(**plain | fields)
-
-
-def test_of_several_names_the_first_that_is_set_counts() -> None:
-    row = launcher(rank=("X_NEW", "X_RANK"))
-    assert row.read({**PAIR, "X_NEW": "2"}).rank == 2
-    assert row.read({**PAIR, "X_NEW": " "}).rank_from == "X_RANK"
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"), [({}, None), ({"A": "7"}, None), ({"B": "1"}, None), ({"A": "7", "B": "1"}, "7.1")]
-)
-def test_a_job_id_has_all_its_parts_or_is_none(environ: dict[str, str], expected: str | None) -> None:
-    assert launcher(job_id=(("A",), ("B",))).read({**PAIR, **environ}).job_id == expected
-
-
-def test_computed_value_is_read_like_a_variable_and_listed_as_none() -> None:
-    row = launcher(
-        rank=("half of X_RANK",), computed=lambda environ: {"half of X_RANK": str(int(environ["X_RANK"]) // 2)}
-    )
-    found = row.read({"X_RANK": "6", "X_SIZE": "4"})
-    assert (found.rank, found.rank_from) == (3, "half of X_RANK")
-    assert "half of X_RANK" not in row.variables
-    assert "half of X_RANK" not in row.variables_seen({"X_RANK": "6", "X_SIZE": "4", "half of X_RANK": "0"})
 
 
 @pytest.mark.parametrize("count", ["0", "1", " 1 "])

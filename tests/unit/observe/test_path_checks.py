@@ -158,6 +158,7 @@ def test_two_processes_of_one_host_are_one_finding() -> None:
     ("peer", "status", "words"),
     [
         (a_peer(), CheckStatus.PASS, "node2 (10.0.0.2): multicast, unicast, TCP pass, round trips from 1.00 ms"),
+        (a_peer(multicast=(10, 1, 10)), CheckStatus.WARN, "90% of the multicast pings are lost (9 of 10)"),
         (a_peer(multicast=(10, 7, 10)), CheckStatus.WARN, "30% of the multicast pings are lost (3 of 10)"),
         (a_peer(multicast=(8, 8, 0), link=(8, 8, 0)), CheckStatus.FAIL, "and our own does not come back"),
     ],
