@@ -5,29 +5,21 @@ from __future__ import annotations
 import itertools
 import random
 
+import msgspec
+
 from mingle.protocol.links.handshake import Call
 from mingle.protocol.links.race import DialTarget
 from mingle.protocol.machine import Context
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
+from tests.support import scripted_host
 
 TARGETS = [DialTarget("10.0.0.1", "eth0", 4000)]
 
 
 def offer(number: int = 0, state: State = "open") -> Offer:
-    name = number.to_bytes(16, "big")
-    return Offer(
-        job="job",
-        session=name,
-        host=name,
-        addresses=("10.0.0.1",),
-        port=4000,
-        world_size=2,
-        state=state,
-        hostname="h0",
-        pid=7,
-    )
+    return msgspec.structs.replace(scripted_host.offer(number.to_bytes(16, "big"), state=state), hostname="h0", pid=7)
 
 
 class Keeping(SessionPolicy[KnownSession]):

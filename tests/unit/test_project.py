@@ -95,12 +95,26 @@ def test_dir_shows_the_public_names_before_any_of_them_is_used() -> None:
     assert set(shown[1]) <= set(shown[0])
 
 
-def test_import_loads_neither_torch_nor_the_libraries_of_the_command_line() -> None:
+SETTINGS_SIDE = ", ".join(
+    ["mingle.errors", "mingle.distributed.environment"]
+    + [f"mingle.config.{name}" for name in ("values", "launchers", "placement", "settings")]
+)
+
+
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("mingle", {"torch", "click", "rich", "numpy"}),
+        (SETTINGS_SIDE, {"torch", "click", "rich", "netifaces", "multicast_expert"}),
+    ],
+    ids=["the package", "the settings"],
+)
+def test_an_import_loads_no_heavy_library(modules: str, heavy: set[str]) -> None:
     listing = "sorted({name.partition('.')[0] for name in sys.modules})"
-    loaded = run_python(f"import json, sys, mingle; print(json.dumps({listing}))")
+    loaded = run_python(f"import json, sys, {modules}; print(json.dumps({listing}))")
     assert isinstance(loaded, list)
     assert "mingle" in loaded
-    assert {"torch", "click", "rich", "numpy"}.isdisjoint(loaded)
+    assert heavy.isdisjoint(loaded)
 
 
 def test_modules_depend_on_each_other_one_way() -> None:
@@ -128,7 +142,7 @@ def test_module_says_what_it_is_for(path: Path) -> None:
 # The modules without a file of tests of their own, and why.
 UNTESTED_ALONE = {
     "mingle": "its names are tested here, and each where it is defined",
-    "mingle.__main__": "one call of mingle.cli: tests/unit/test_main.py",
+    "mingle.__main__": "one call of mingle.cli: tests/unit/cli/test_main.py",
     "mingle._version": "one constant: test_the_version_is_written_once",
     "mingle.cli": "the command as a whole: tests/unit/cli/test_main.py",
     "mingle.diagnostics": "the record of a finding, with the two modules that make findings",
@@ -140,7 +154,6 @@ TESTS_OF_MORE = {
     "cli/test_commands.py": "mingle_commands, beside the package",
     "cli/test_main.py": "mingle.cli itself",
     "test_doors.py": "all entry points",
-    "test_main.py": "mingle.__main__",
     "test_project.py": "the project",
     "wire/test_number_ranges.py": "all messages of the room",
 }

@@ -80,13 +80,13 @@ def test_commands_stand_below_the_table_and_are_never_folded(
 # --- doctor ---
 
 
-def doctor(*words: str, port: int, **variables: str) -> Result:
-    environment = {"MINGLE_PORT": str(port), "MINGLE_INTERFACE": "lo", **variables}
+def doctor(*words: str, port: int | None = None, **variables: str) -> Result:
+    environment = {"MINGLE_PORT": str(port or free_udp_port()), "MINGLE_INTERFACE": "lo", **variables}
     return CliRunner().invoke(main, ["doctor", *words], env=environment, catch_exceptions=False)
 
 
 def test_doctor_in_json() -> None:
-    result = doctor("--json", port=free_udp_port())
+    result = doctor("--json")
     answer = json.loads(result.stdout)
     assert (answer["schema"], answer["command"], answer["peers"]) == (1, "doctor", [])
     for check in answer["checks"]:
@@ -105,7 +105,7 @@ def test_doctor_in_json() -> None:
     ],
 )
 def test_a_failed_check_is_status_1_and_a_warning_0(variables: dict[str, str], status: int, line: str) -> None:
-    result = doctor(port=free_udp_port(), **variables)
+    result = doctor(**variables)
     assert result.exit_code == status
     assert line in result.stdout
 
@@ -129,7 +129,7 @@ def test_what_passed_is_counted_and_shown_on_demand() -> None:
     [("localhost", True), ("127.0.0.1", True), ("127.0.0.1,192.0.2.7", False), ("127.0.0.1,dir:.", False)],
 )
 def test_doctor_warns_of_peers_that_are_this_machine_alone(peers: str, warns: bool, tmp_path: Path) -> None:
-    result = doctor(port=free_udp_port(), MINGLE_PEERS=peers.replace("dir:.", f"dir:{tmp_path}"))
+    result = doctor(MINGLE_PEERS=peers.replace("dir:.", f"dir:{tmp_path}"))
     assert result.exit_code == 0
     assert ("WARN\tpeers\tMINGLE_PEERS leads to this machine alone" in result.stdout) is warns
 
@@ -138,7 +138,7 @@ def test_doctor_warns_of_peers_that_are_this_machine_alone(peers: str, warns: bo
     ("job_id", "problem"), [("caf\udce9", "surrogate"), (257 * "x", "257 bytes"), ("", "is empty")]
 )
 def test_doctor_names_a_job_id_that_cannot_be_one_beside_all_else(job_id: str, problem: str) -> None:
-    done = doctor("--all", port=free_udp_port(), MINGLE_JOB_ID=job_id)
+    done = doctor("--all", MINGLE_JOB_ID=job_id)
     assert done.exit_code == 1
     (line,) = [each for each in done.stdout.splitlines() if each.startswith("FAIL")]
     assert line.split("\t")[1] == "environment"
@@ -163,7 +163,7 @@ def test_a_peer_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_that_does_not_serve_is_told_from_a_port_that_is_closed() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
         deaf.bind(("127.0.0.9", 0))
-        result = doctor("--check", f"127.0.0.9:{deaf.getsockname()[1]}", port=free_udp_port())
+        result = doctor("--check", f"127.0.0.9:{deaf.getsockname()[1]}")
     assert result.exit_code == 1
     assert "FAIL\t127.0.0.9\t127.0.0.9 did not answer" in result.stdout
     assert "nothing serves" not in result.stdout
@@ -180,19 +180,19 @@ def test_a_program_that_does_not_serve_is_told_from_a_port_that_is_closed() -> N
     ids=lambda value: str(value[0]),
 )
 def test_what_can_not_be_checked_is_wrong_usage(words: list[str], told: str) -> None:
-    result = doctor("--check", *words, port=free_udp_port())
+    result = doctor("--check", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert told in result.stderr
 
 
 def test_serving_ends_when_its_time_is_over() -> None:
-    result = doctor("--all", "--serve", "--timeout", "0.3", port=free_udp_port())
+    result = doctor("--all", "--serve", "--timeout", "0.3")
     assert "serving" in result.stderr
     assert result.stdout.count("PASS") >= 5
 
 
 def test_a_host_that_can_not_serve_gives_one_answer() -> None:
-    result = doctor("--serve", "--json", port=free_udp_port(), MINGLE_INTERFACE="nope0")
+    result = doctor("--serve", "--json", MINGLE_INTERFACE="nope0")
     assert result.exit_code == 1
     (line,) = result.stdout.splitlines()
     assert json.loads(line)["checks"][0]["status"] == "FAIL"
@@ -200,7 +200,7 @@ def test_a_host_that_can_not_serve_gives_one_answer() -> None:
 
 
 def test_a_check_of_this_host_itself_is_not_passed_over() -> None:
-    result = doctor("--check", "127.0.0.1", port=free_udp_port())
+    result = doctor("--check", "127.0.0.1")
     assert "WARN\t127.0.0.1\t127.0.0.1 is an address of this host" in result.stdout
 
 
