@@ -33,50 +33,26 @@ def _offer() -> Offer:
 
 
 HEALTHY = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])
-NO_ROUTE = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], default_route=False)
+NO_ROUTE = replace(HEALTHY, default_route=False)
 LOOPBACK = Facts(port=29499, used=["lo 127.0.0.1/8"], used_names=["lo"], only_loopback=True)
-LEFT_OVER = Facts(
-    port=29499,
-    used=["lo 127.0.0.1/8"],
-    used_names=["lo"],
-    only_loopback=True,
-    unused=["eth0 10.0.0.5/24"],
-    named_by="MINGLE_INTERFACE",
-)
-OFFLINE = Facts(port=29499, used=["eth0"], used_names=["eth0"], lost={"eth0": "is down"}, had_carrier=True)
-NAMED = Facts(port=29499, used=["eth0"], used_names=["eth0"], unused=["eth1 10.1.0.5/24"], named_by="MINGLE_INTERFACE")
-OTHER_PORT = Facts(port=31000, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])
-NO_TTL = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], ttl=0)
-ONE_FAMILY = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], family="6")
-SHARED_PORT = Facts(port=29499, used=["eth0"], used_names=["eth0"], holders=[Holder(99, "telemetry", 0)])
-DROPPED = Facts(
-    port=29499,
-    used=["eth0 10.0.0.5/24"],
-    used_names=["eth0"],
-    networks=["10.0.0.0/24"],
-    multicasts_on=frozenset(),
-    send_errors={"EPERM": 6},
-)
+LEFT_OVER = replace(LOOPBACK, unused=["eth0 10.0.0.5/24"], named_by="MINGLE_INTERFACE")
+OFFLINE = replace(HEALTHY, lost={"eth0": "is down"}, had_carrier=True)
+NAMED = replace(HEALTHY, unused=["eth1 10.1.0.5/24"], named_by="MINGLE_INTERFACE")
+OTHER_PORT = replace(HEALTHY, port=31000)
+NO_TTL = replace(HEALTHY, ttl=0)
+ONE_FAMILY = replace(HEALTHY, family="6")
+SHARED_PORT = replace(HEALTHY, holders=[Holder(99, "telemetry", 0)])
+DROPPED = replace(HEALTHY, multicasts_on=frozenset(), send_errors={"EPERM": 6})
 DROPPED_WITH_PEERS = replace(DROPPED, other_way="peers")
 DROPPED_WITH_FOLDER = replace(DROPPED, other_way="folder")
 EMPTY_FOLDER = replace(DROPPED_WITH_FOLDER, empty_folders=["dir:/shared/mingle"])
-PORTLESS = Facts(
-    port=29499,
-    used=["eth0 10.0.0.5/24"],
-    used_names=["eth0"],
-    failures={"eth0 IPv4": "no port is free (EADDRINUSE: Address already in use)"},
-    port_range=(40000, 40003),
-)
-NO_TCP = Facts(
-    port=29499,
-    used=["eth0 10.0.0.5/24"],
-    used_names=["eth0"],
-    networks=["10.0.0.0/24"],
-    chains=[Chain("inet", "filter", "input", "input", "drop")],
-)
-ASTRAY = Facts(port=29499, used=["eth1"], used_names=["eth1"], detours=[Detour("10.0.0.1", "eth1", "eth0")])
-HEARD_ELSEWHERE = Facts(port=29499, used=["eth0", "eth1"], detours=[Detour("169.254.1.2", "eth1", "eth0", heard=True)])
-SURE = Facts(port=29499, used=["eth0"], used_names=["eth0"], send_errors={"ENETUNREACH": 3}, default_route=False)
+NO_PORT = {"eth0 IPv4": "no port is free (EADDRINUSE: Address already in use)"}
+PORTLESS = replace(HEALTHY, failures=NO_PORT, port_range=(40000, 40003))
+NO_TCP = replace(HEALTHY, chains=[Chain("inet", "filter", "input", "input", "drop")])
+ASTRAY = replace(HEALTHY, used=["eth1"], used_names=["eth1"], detours=[Detour("10.0.0.1", "eth1", "eth0")])
+TWO_USED = replace(HEALTHY, used=["eth0", "eth1"], used_names=[])
+HEARD_ELSEWHERE = replace(TWO_USED, detours=[Detour("169.254.1.2", "eth1", "eth0", heard=True)])
+SURE = replace(NO_ROUTE, send_errors={"ENETUNREACH": 3})
 
 NAMES_ITSELF = replace(HEALTHY, peers=["10.0.0.5"], peers_named=True, names_itself=True)
 POD = replace(HEALTHY, surroundings="pod")
