@@ -5,13 +5,14 @@ fsspec's own file system for local files stands for a bucket here; `tests/lab/te
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,27 @@ from tests.support.run_nodes import has_ended
 JOB = "d" * 32
 
 
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[Bucket]:
+    made = Bucket(Helper(url), JOB)
+    try:
+        yield made
+    finally:
+        made.close()
+        made.reap()
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Bucket]:
-    made = Bucket(Helper(f"file://{tmp_path}"), JOB)
-    yield made
-    made.close()
-    made.reap()
+    """A bucket whose helper has answered once."""
+    with opened(f"file://{tmp_path}") as made:
+        made.list()
+        yield made
+
+
+def pid_of(place: Bucket) -> int:
+    assert place.helper.pid is not None
+    return place.helper.pid
 
 
 def test_no_type_is_looked_at_when_the_first_answer_comes(tmp_path: Path) -> None:
@@ -45,18 +61,23 @@ def test_no_type_is_looked_at_when_the_first_answer_comes(tmp_path: Path) -> Non
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "s3fs.py").write_text("raise ImportError('there is no s3fs')")
     monkeypatch.syspath_prepend(tmp_path)
-    made = Bucket(Helper("s3://bucket/mingle"), JOB)
-    try:
+    with opened("s3://bucket/mingle") as made:
         with pytest.raises(FolderProblem, match="a package that is not installed here") as caught:
             made.list()
         assert caught.value.fix == "pip install s3fs"
-    finally:
-        made.close()
-        made.reap()
 
 
-def test_the_helper_ends_with_the_connection(place: Bucket) -> None:
-    place.list()
+def test_a_helper_that_can_not_be_started_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with (
+        opened("s3://bucket/mingle") as made,
+        pytest.raises(FolderProblem, match="needs a helper process, which can't be started"),
+    ):
+        made.list()
+
+
+def test_the_helper_ends_with_the_connection_and_not_by_ctrl_c(place: Bucket) -> None:
+    assert os.getpgid(pid_of(place)) != os.getpgrp()
     place.close()
     place.close()
     until(place.helper.ended)
@@ -78,7 +99,6 @@ def test_the_helper_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_fork_keeps_no_connection(place: Bucket) -> None:
-    place.list()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -94,11 +114,6 @@ def test_a_fork_keeps_no_connection(place: Bucket) -> None:
         os.waitpid(child, 0)
 
 
-def test_ctrl_c_is_not_for_the_helper(place: Bucket) -> None:
-    assert place.helper.pid is not None
-    assert os.getpgid(place.helper.pid) != os.getpgrp()
-
-
 def test_the_helper_finds_the_modules_that_this_process_finds_and_none_of_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,61 +121,33 @@ def test_the_helper_finds_the_modules_that_this_process_finds_and_none_of_the_cu
     monkeypatch.chdir(tmp_path)
     # Python looks only at the texts among them.
     monkeypatch.setattr(sys, "path", [*filter(None, sys.path), tmp_path])
-    made = Bucket(Helper(f"file://{tmp_path}"), JOB)
-    try:
-        with made.open(create=True) as opened:
-            assert opened.list() == []
-    finally:
-        made.close()
-        made.reap()
+    with opened(f"file://{tmp_path}") as made:
+        assert made.list() == []
 
 
 def test_a_helper_that_was_killed_is_a_problem_and_not_a_hang(place: Bucket) -> None:
-    place.list()
-    assert place.helper.pid is not None
-    os.kill(place.helper.pid, signal.SIGKILL)
+    os.kill(pid_of(place), signal.SIGKILL)
     with pytest.raises(FolderProblem, match=r"its helper process has ended \(exit status -9"):
         place.list()
 
 
-def test_a_helper_that_can_not_be_started_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "")
-    made = Bucket(Helper("s3://bucket/mingle"), JOB)
-    with pytest.raises(FolderProblem, match="needs a helper process, which can't be started"):
-        made.list()
-    made.close()
-    made.reap()
+def test_stopped_helper_is_not_waited_for(place: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "REAP_SECONDS", 0.1)
+    os.kill(pid_of(place), signal.SIGSTOP)
+    place.close()
+    place.reap()
+    assert place.helper.ended()
 
 
 def test_a_thread_that_waits_goes_on_when_the_helper_is_killed() -> None:
     """The storage accepts the connection and says nothing more."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        made = Bucket(Helper(f"ftp://127.0.0.1:{silent.getsockname()[1]}/mingle"), JOB)
-        problems: list[FolderProblem] = []
-
-        def ask() -> None:
-            try:
-                made.list()
-            except FolderProblem as problem:
-                problems.append(problem)
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        connection, _ = silent.accept()
-        with connection:
-            assert thread.is_alive()
-            made.abort()
-            thread.join(30)
-        assert "helper process has ended" in problems[0].what
-        made.close()
-        made.reap()
-
-
-def test_stopped_helper_is_not_waited_for(place: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "REAP_SECONDS", 0.1)
-    place.list()
-    assert place.helper.pid is not None
-    os.kill(place.helper.pid, signal.SIGSTOP)
-    place.close()
-    place.reap()
-    assert place.helper.ended()
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+        with opened(f"ftp://127.0.0.1:{silent.getsockname()[1]}/mingle") as made:
+            asking = pool.submit(made.list)
+            connection, _ = silent.accept()
+            with connection:
+                assert not asking.done()
+                made.abort()
+                problem = asking.exception(30)
+        assert isinstance(problem, FolderProblem)
+        assert "helper process has ended" in problem.what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import socket
@@ -14,6 +15,7 @@ from mingle.network.directory import Directory
 from mingle.network.folder import Folder, Report, Sign
 from mingle.wire import datagrams
 from mingle.wire.datagrams import Offer
+from tests.support.failing import refusing
 
 NODE, OTHER_NODE = "a" * 16, "b" * 16
 MEMBER, OTHER = bytes(15) + b"\1", bytes(15) + b"\2"
@@ -72,76 +74,50 @@ def test_foreign_entries_are_neither_opened_nor_deleted(place: Directory, tmp_pa
         assert [opened.read(name_of("h", number=number)) for number in range(1, 5)] == [None] * 4
 
 
-def test_a_job_directory_that_is_a_symbolic_link_is_refused(place: Directory, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (tmp_path / "digest").symlink_to(elsewhere)
-    report = look(place)
-    assert report.problem is not None
-    assert not list(elsewhere.iterdir())
-
-
 # --- what is in the way ----------------------------------------------------------------------------------------------
 
 
-def test_a_file_in_the_place_of_the_directory_is_named(tmp_path: Path) -> None:
+def test_a_file_or_a_symbolic_link_in_the_place_of_the_directory_is_refused(place: Directory, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "digest").symlink_to(elsewhere)
+    assert look(place).problem is not None
+    assert not list(elsewhere.iterdir())
     (tmp_path / "file").touch()
-    report = look(Directory(str(tmp_path / "file"), "digest"))
-    assert report.problem is not None
-    assert "Not a directory" in report.problem.what
+    problem = look(Directory(str(tmp_path / "file"), "digest")).problem
+    assert problem is not None
+    assert "Not a directory" in problem.what
 
 
-@pytest.mark.parametrize("code", sorted(directory.FIXES))
-def test_each_failure_of_writing_is_named_with_its_fix(
-    place: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+@pytest.mark.parametrize("code", [None, *sorted(directory.FIXES)])
+def test_each_failure_of_writing_is_named_with_its_fix_and_leaves_no_incomplete_object(
+    place: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None
 ) -> None:
-    def fail(*_args: object) -> int:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "write", fail)
-    report = look(place)
-    assert report.problem is not None
-    assert os.strerror(code) in report.problem.what
-    assert report.problem.fix
+    monkeypatch.setattr(os, "write", (lambda *_: 3) if code is None else refusing(code))
+    problem = look(place).problem
+    assert problem is not None
+    assert os.strerror(code or errno.ENOSPC) in problem.what
+    assert problem.fix
     assert not list((tmp_path / "digest").iterdir())
 
 
-def test_a_full_disk_leaves_no_incomplete_object(
-    place: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "write", lambda *_args: 3)
-    report = look(place)
-    assert report.problem is not None
-    assert "No space left" in report.problem.what
-    assert not list((tmp_path / "digest").iterdir())
-
-
-def test_a_read_only_directory_is_still_read(place: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_directory_is_still_read(place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     with place.open(create=True) as opened:
         opened.write(name_of("h"), datagrams.encode(offer()))
-
-    def refuse(*_args: object, **_options: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "write", refuse)
+    monkeypatch.setattr(os, "write", refusing(errno.EACCES))
     report = look(place)
     assert report.problem is not None
-    assert [datagrams.decode(each.data) for each in report.found] == [offer()]
-    assert report.found[0].node == OTHER_NODE
+    assert [(datagrams.decode(each.data), each.node) for each in report.found] == [(offer(), OTHER_NODE)]
 
 
 def test_a_stale_handle_is_opened_anew_in_the_next_turn(place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(NODE, random.Random(0))
     folder.show(SIGN, 0.0)
     with monkeypatch.context() as patch:
-
-        def stale(*_args: object) -> None:
-            raise OSError(116, "Stale file handle")
-
-        patch.setattr(os, "scandir", stale)
-        report = folder.turn(place, 0.0)
-        assert report.problem is not None
-        assert "Stale file handle" in report.problem.what
+        patch.setattr(os, "scandir", refusing(errno.ESTALE))
+        problem = folder.turn(place, 0.0).problem
+        assert problem is not None
+        assert "Stale file handle" in problem.what
     assert folder.turn(place, 1.0).problem is None
 
 

@@ -6,6 +6,8 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
+from operator import sub
 
 import pytest
 from msgspec import structs
@@ -44,6 +46,11 @@ def offer_of(member: bytes, state: str = "open") -> bytes:
     return datagrams.encode(structs.replace(offer, state=state))
 
 
+def object_name(kind: str, number: int) -> str:
+    """Return the name of an object of a process."""
+    return f"{kind}-{NODE}-{member_id(number).hex()}-1"
+
+
 class Shared:
     """The storage itself: each object with the time at which it was written."""
 
@@ -56,6 +63,17 @@ class Shared:
 
     def put(self, name: str, data: bytes = b"", *, age: float = 0.0) -> None:
         self.objects[name] = data, self.now - age
+
+    def put_of(self, kind: str, number: int, *, age: float = 0.0) -> str:
+        """Put the object of a process; return its name."""
+        name = object_name(kind, number)
+        self.put(name, offer_of(member_id(number)), age=age)
+        return name
+
+
+@pytest.fixture
+def shared() -> Shared:
+    return Shared()
 
 
 class Client:
@@ -213,8 +231,9 @@ def run(seconds: float, *processes: Process) -> None:
         pytest.param("seeker", 300.0, 60.0, 25.0, id="after minutes, when the seeker renews its sign"),
     ],
 )
-def test_a_host_is_found_although_directories_are_cached(first: str, seconds: float, lag: float, within: float) -> None:
-    shared = Shared()
+def test_a_host_is_found_although_directories_are_cached(
+    shared: Shared, first: str, seconds: float, lag: float, within: float
+) -> None:
     made = {}
     for role in ("host", "seeker") if first == "host" else ("seeker", "host"):
         made[role] = Process(Client(shared, lag=lag), 1 if role == "host" else 2, host=role == "host")
@@ -226,8 +245,7 @@ def test_a_host_is_found_although_directories_are_cached(first: str, seconds: fl
     assert not made["host"].client.reads, "no process reads its own object"
 
 
-def test_an_object_without_content_is_read_again_and_one_with_content_never() -> None:
-    shared = Shared()
+def test_an_object_without_content_is_read_again_and_one_with_content_never(shared: Shared) -> None:
     host = Process(Client(shared), 1, host=True)
     seeker = Process(Client(shared, empty_first=True), 2)
     run(60.0, host, seeker)
@@ -240,19 +258,12 @@ def test_an_object_without_content_is_read_again_and_one_with_content_never() ->
 # --- the election ----------------------------------------------------------------------------------------------------
 
 
-def test_a_sign_that_is_not_listed_yet_does_not_count() -> None:
-    shared = Shared()
-    seeker = Process(Client(shared, own_lag=60.0), 2)
-    run(59.0, seeker)
-    assert not any(report.listed for report in seeker.reports)
-    run(10.0, seeker)
-    assert seeker.reports[-1].listed
-
-
-def test_a_host_is_found_in_listings_that_are_a_minute_late() -> None:
-    shared = Shared()
+def test_listings_that_are_a_minute_late_count_for_the_election_and_for_a_host_once_they_come(shared: Shared) -> None:
     host, seeker = (Process(Client(shared, own_lag=60.0), number, host=number == 1) for number in (1, 2))
-    run(75.0, host, seeker)
+    run(59.0, host, seeker)
+    assert not any(report.listed for report in seeker.reports)
+    run(16.0, host, seeker)
+    assert seeker.reports[-1].listed
     # Its names change meanwhile, and each of them stays until a later one is listed.
     assert host.member in seeker.found_at
     run(200.0, host, seeker)
@@ -260,8 +271,7 @@ def test_a_host_is_found_in_listings_that_are_a_minute_late() -> None:
 
 
 @pytest.mark.parametrize("behind", [0.0, LIVE_SECONDS + 60])
-def test_only_a_lower_living_sign_delays_whatever_clock_stamps_it(behind: float) -> None:
-    shared = Shared()
+def test_only_a_lower_living_sign_delays_whatever_clock_stamps_it(shared: Shared, behind: float) -> None:
     higher, lower = Process(Client(shared), 2), Process(Client(shared, behind=behind), 1)
     run(2.0, higher)
     run(2.0, higher, lower)
@@ -274,56 +284,53 @@ def test_only_a_lower_living_sign_delays_whatever_clock_stamps_it(behind: float)
 # --- names, times and litter ------------------------------------------------------------------------------------------
 
 
-def test_new_content_has_a_new_name_and_the_old_one_goes() -> None:
-    shared = Shared()
+def test_new_content_has_a_new_name_and_the_old_one_goes(shared: Shared) -> None:
     host = Process(Client(shared), 1, host=True)
     run(1.0, host)
-    host.show(host=True, urgent="full")
-    run(0.1, host)
-    host.show(host=True, urgent="not full")
-    run(0.1, host)
+    for urgent in ("full", "not full"):
+        host.show(host=True, urgent=urgent)
+        run(0.1, host)
     assert len(shared.objects) == 1
     assert len(shared.names_used) >= 3
 
 
-@pytest.mark.parametrize("seconds", [200.0])
-def test_a_process_has_one_object_and_renews_it_every_fifteen_seconds(seconds: float) -> None:
-    shared = Shared()
+def test_a_process_has_one_object_and_renews_it_every_fifteen_seconds(shared: Shared) -> None:
     seeker = Process(Client(shared), 1)
     run(60.0, seeker)
     before = len(shared.names_used)
     ages = []
-    for _ in range(int(seconds)):
+    for _ in range(200):
         run(1.0, seeker)
         assert len(shared.objects) == 1
         ages.append(shared.now - next(iter(shared.objects.values()))[1])
     assert max(ages) <= 15 + 5 * 1.25 + 0.1  # a process that has waited takes a turn every 5 s
-    assert len(shared.names_used) - before <= seconds / 14
+    assert len(shared.names_used) - before <= 200 / 14
 
 
-def test_old_objects_are_not_believed_and_litter_is_deleted() -> None:
-    shared = Shared()
-    name = f"h-{NODE}-{member_id(7).hex()}-3"
-    litter = [f"{kind}-{NODE}-{member_id(8).hex()}-3" for kind in "hst"]
-    strangers = ["README", f"h-{NODE}-{member_id(9).hex()}", "h-", ".nfs0001"]
-    shared.put(name, offer_of(member_id(7)), age=BELIEVED_SECONDS + 5)
-    for each in (*litter, *strangers):
+@pytest.mark.parametrize("now", [1000.0, 5e9])
+def test_old_objects_are_not_believed_and_litter_is_deleted_by_the_clock_of_the_storage_alone(
+    shared: Shared, now: float
+) -> None:
+    shared.now = now
+    old = shared.put_of("h", 7, age=BELIEVED_SECONDS + 5)
+    litter = {shared.put_of(kind, 8, age=LITTER_SECONDS + 5) for kind in "hst"}
+    strangers = {"README", f"h-{NODE}-{member_id(9).hex()}", "h-", ".nfs0001"}
+    for each in strangers:
         shared.put(each, offer_of(member_id(8)), age=LITTER_SECONDS + 5)
-    seeker = Process(Client(shared), 2)
-    run(5.0, seeker)
-    assert not seeker.found_at
-    assert name in shared.objects
-    assert not set(litter) & shared.objects.keys()
-    assert set(strangers) <= shared.objects.keys()
+    host, seeker = Process(Client(shared), 1, host=True), Process(Client(shared), 2)
+    run(5.0, host, seeker)
+    assert set(seeker.found_at) == {host.member}
+    assert not litter & shared.objects.keys()
+    assert {old, *strangers} <= shared.objects.keys()
 
 
 @pytest.mark.parametrize(("bucket", "most"), [(False, SWEPT_PER_TURN), (True, BUCKET_SWEPT_PER_TURN)])
-def test_litter_is_deleted_a_few_objects_at_a_time_while_a_host_is_found(*, bucket: bool, most: int) -> None:
-    shared = Shared()
+def test_litter_is_deleted_a_few_objects_at_a_time_while_a_host_is_found(
+    shared: Shared, *, bucket: bool, most: int
+) -> None:
     for number in range(1_000):
-        shared.put(f"s-{NODE}-{member_id(number).hex()}-1", offer_of(member_id(number)), age=LITTER_SECONDS + 5)
-    host = Process(Client(shared), 2_000, host=True)
-    seeker = Process(Client(shared), 2_001, bucket=bucket)
+        shared.put_of("s", number, age=LITTER_SECONDS + 5)
+    host, seeker = Process(Client(shared), 2_000, host=True), Process(Client(shared), 2_001, bucket=bucket)
     while not seeker.found_at:
         run(0.1, host, seeker)
     turns = len(seeker.reports)
@@ -331,20 +338,11 @@ def test_litter_is_deleted_a_few_objects_at_a_time_while_a_host_is_found(*, buck
     assert turns < 5
 
 
-def test_the_clock_of_the_storage_counts_alone() -> None:
-    shared = Shared()
-    shared.now = 5e9  # of this machine; the storage's times come from the same clock, whatever it says
-    host = Process(Client(shared), 1, host=True)
-    seeker = Process(Client(shared), 2)
-    shared.put(f"h-{NODE}-{member_id(7).hex()}-3", offer_of(member_id(7)), age=1e6)
-    run(2.0, host, seeker)
-    assert set(seeker.found_at) == {host.member}
-
-
 @pytest.mark.parametrize("behind", [BELIEVED_SECONDS + 30, LITTER_SECONDS + 3600])
 @pytest.mark.parametrize("first", ["host", "seeker"])
-def test_a_host_is_found_whose_own_clock_stamps_its_objects_and_is_behind(first: str, behind: float) -> None:
-    shared = Shared()
+def test_a_host_is_found_whose_own_clock_stamps_its_objects_and_is_behind(
+    shared: Shared, first: str, behind: float
+) -> None:
     host, seeker = Process(Client(shared, behind=behind), 1, host=True), Process(Client(shared), 2)
     run(5.0, host if first == "host" else seeker)
     run(16.0, host, seeker)  # until it renews the object that was there before the seeker
@@ -355,32 +353,29 @@ def test_a_host_is_found_whose_own_clock_stamps_its_objects_and_is_behind(first:
     assert not shared.objects.keys() & set(listed), "and it is renewed as ever"
 
 
-def test_old_objects_stay_old_for_a_process_that_has_not_looked_for_long() -> None:
+def test_old_objects_stay_old_for_a_process_that_has_not_looked_for_long(shared: Shared) -> None:
     """It has a session and loses it: what came meanwhile is as old as the storage says."""
-    shared = Shared()
     seeker = Process(Client(shared), 2)
     run(5.0, seeker)
     seeker.leave()
     run(1.0, seeker)
-    shared.put(f"h-{NODE}-{member_id(7).hex()}-3", offer_of(member_id(7)))
+    name = shared.put_of("h", 7)
     shared.now += LITTER_SECONDS + 60
     seeker.show()
     run(5.0, seeker)
     assert not seeker.found_at
-    assert not [name for name in shared.objects if name.startswith("h-")], "deleted as litter"
+    assert name not in shared.objects, "deleted as litter"
 
 
-def test_without_times_objects_are_believed_and_not_deleted() -> None:
-    shared = Shared()
-    shared.put(f"h-{NODE}-{member_id(7).hex()}-3", offer_of(member_id(7)), age=1e6)
+def test_without_times_objects_are_believed_and_not_deleted(shared: Shared) -> None:
+    name = shared.put_of("h", 7, age=1e6)
     seeker = Process(Client(shared, times=False), 2)
     run(2.0, seeker)
     assert member_id(7) in seeker.found_at
-    assert len(shared.objects) == 2
+    assert name in shared.objects
 
 
-def test_leaving_process_deletes_its_object() -> None:
-    shared = Shared()
+def test_leaving_process_deletes_its_object(shared: Shared) -> None:
     seeker = Process(Client(shared), 2)
     run(3.0, seeker)
     seeker.leave()
@@ -391,8 +386,7 @@ def test_leaving_process_deletes_its_object() -> None:
     assert seeker.folder.next_turn() is None
 
 
-def test_failed_deletion_is_repeated() -> None:
-    shared = Shared()
+def test_failed_deletion_is_repeated(shared: Shared) -> None:
     host = Process(Client(shared), 2, host=True)
     run(0.5, host)
     host.client.failing = "delete"
@@ -408,8 +402,7 @@ def test_failed_deletion_is_repeated() -> None:
     assert len(shared.objects) == 1
 
 
-def test_a_process_that_looks_again_finds_the_host_that_it_found_before() -> None:
-    shared = Shared()
+def test_a_process_that_looks_again_finds_the_host_that_it_found_before(shared: Shared) -> None:
     host, seeker = Process(Client(shared), 1, host=True), Process(Client(shared), 2)
     host.show(host=True, lasting=True)
     run(2.0, host, seeker)
@@ -424,33 +417,23 @@ def test_a_process_that_looks_again_finds_the_host_that_it_found_before() -> Non
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_cannot_write_still_finds_a_host() -> None:
-    shared = Shared()
-    host = Process(Client(shared), 1, host=True)
-    seeker = Process(Client(shared), 2)
-    seeker.client.failing = "write"
-    run(2.0, host, seeker)
-    assert host.member in seeker.found_at
-    assert seeker.reports[-1].problem is not None
-    assert not seeker.reports[-1].listed
-
-
-@pytest.mark.parametrize("operation", ["open", "list"])
-def test_a_failure_is_reported_and_tried_again(operation: str) -> None:
-    shared = Shared()
+@pytest.mark.parametrize("operation", ["open", "list", "write"])
+def test_a_failure_is_reported_and_tried_again_and_a_process_that_cannot_write_finds_a_host(
+    shared: Shared, operation: str
+) -> None:
     host, seeker = Process(Client(shared), 1, host=True), Process(Client(shared), 2)
     seeker.client.failing = operation
     run(5.0, host, seeker)
-    assert all(report.problem is not None for report in seeker.reports)
+    assert all(report.problem is not None and not report.listed for report in seeker.reports)
+    assert (host.member in seeker.found_at) is (operation == "write")
     seeker.client.failing = ""
     run(2.0, host, seeker)
-    assert seeker.reports[-1].problem is None
+    assert (seeker.reports[-1].problem, seeker.reports[-1].listed) == (None, True)
     assert host.member in seeker.found_at
 
 
-def test_others_litter_that_cannot_be_deleted_is_no_failure() -> None:
-    shared = Shared()
-    shared.put(f"h-{NODE}-{member_id(7).hex()}-3", age=LITTER_SECONDS + 5)
+def test_others_litter_that_cannot_be_deleted_is_no_failure(shared: Shared) -> None:
+    shared.put_of("h", 7, age=LITTER_SECONDS + 5)
     seeker = Process(Client(shared), 2)
     run(0.06, seeker)
     seeker.client.failing = "delete"
@@ -467,8 +450,9 @@ def test_others_litter_that_cannot_be_deleted_is_no_failure() -> None:
     ids=["empty", "zeros", "an offer"],
 )
 @pytest.mark.parametrize("bucket", [False, True])
-def test_two_thousand_objects_of_a_stranger_delay_a_host_by_one_renewal(content: bytes, bucket: bool) -> None:
-    shared = Shared()
+def test_two_thousand_objects_of_a_stranger_delay_a_host_by_one_renewal(
+    shared: Shared, content: bytes, bucket: bool
+) -> None:
     for number in range(2_000):
         shared.put(f"h-{NODE}-{member_id(1000 + number).hex()}-1", content)
     host = Process(Client(shared), 1, host=True, bucket=bucket)
@@ -480,18 +464,16 @@ def test_two_thousand_objects_of_a_stranger_delay_a_host_by_one_renewal(content:
     assert seeker.client.requests["read"] < 2_000 + 20 * 10 + READS_PER_TURN
 
 
-def test_a_crowd_of_objects_is_read_without_the_pauses_of_a_patient_process() -> None:
-    shared = Shared()
+def test_a_crowd_of_objects_is_read_without_the_pauses_of_a_patient_process(shared: Shared) -> None:
     seeker = Process(Client(shared), 2)
     run(100.0, seeker)
     for number in range(4 * READS_PER_TURN):
-        shared.put(f"h-{NODE}-{member_id(1000 + number).hex()}-1", offer_of(member_id(1000 + number)))
+        shared.put_of("h", 1000 + number)
     run(PATIENT_INTERVAL_SECONDS * 1.25 + 1.0, seeker)
     assert len(seeker.found_at) == 4 * READS_PER_TURN
 
 
-def test_many_waiting_processes_read_nothing_twice() -> None:
-    shared = Shared()
+def test_many_waiting_processes_read_nothing_twice(shared: Shared) -> None:
     waiters = [Process(Client(shared), 2 + number) for number in range(40)]
     host = Process(Client(shared), 1, host=True)
     run(60.0, host, *waiters)
@@ -500,19 +482,7 @@ def test_many_waiting_processes_read_nothing_twice() -> None:
     assert all(waiter.client.requests["read"] <= names for waiter in waiters)
 
 
-def test_requests_to_a_bucket_are_few() -> None:
-    shared = Shared()
-    waiter = Process(Client(shared), 2, bucket=True)
-    run(60.0, waiter)
-    first = sum(waiter.client.requests.values()) - waiter.client.requests["open"]
-    run(60.0, waiter)
-    second = sum(waiter.client.requests.values()) - waiter.client.requests["open"] - first
-    assert first <= 50
-    assert second <= 25
-
-
-def test_a_host_that_takes_no_members_is_quiet() -> None:
-    shared = Shared()
+def test_a_host_that_takes_no_members_is_quiet(shared: Shared) -> None:
     host = Process(Client(shared), 1, host=True)
     run(5.0, host)
     host.show(host=True, urgent="sealed", lasting=True)
@@ -551,34 +521,33 @@ def place(*shared: Shared) -> Place:
     return Place(**{f"_{job}": Client(each) for job, each in zip(JOBS, shared, strict=True)})
 
 
-def survey(place: Place, now: float, job: str | None = None, seen: Survey | None = None) -> list[bytes]:
+@pytest.fixture
+def both(shared: Shared) -> Place:
+    """The folders of two jobs; that of the first one is `shared`."""
+    return place(shared, Shared())
+
+
+def survey(place: Place, now: float, job: str | None = None, seen: Survey | None = None) -> list[int]:
+    """Return the numbers of the processes whose objects an observer reports."""
     seen = seen or Survey(job)
     report = seen.turn(place, now)  # type: ignore[arg-type]
     assert report.listed
-    return sorted(each.data for each in report.found)
+    return sorted(int.from_bytes(datagrams.decode(each.data).host, "big") for each in report.found)  # type: ignore[union-attr]
 
 
-def test_an_observer_reads_hosts_and_seekers_of_all_jobs_and_writes_nothing() -> None:
-    first, second = Shared(), Shared()
-    host = Process(Client(first), 1, host=True)
-    first.put(f"s-{NODE}-{member_id(2).hex()}-1", offer_of(member_id(2)))
-    second.put(f"h-{NODE}-{member_id(3).hex()}-1", offer_of(member_id(3)))
-    run(0.1, host)
-    before = first.objects | second.objects
-    first.put(f"t-{NODE}-{member_id(4).hex()}-1", offer_of(member_id(4)))  # its writer has not renamed it yet
-    before |= first.objects
-    both = place(first, second)
-    assert survey(both, 0.0) == sorted(map(offer_of, map(member_id, (1, 2, 3))))
-    assert first.objects | second.objects == before
-    assert set(both.opened) == set(JOBS)
-
-
-def test_an_observer_of_one_job_opens_only_its_folder() -> None:
-    first, second = Shared(), Shared()
-    first.put(f"h-{NODE}-{member_id(1).hex()}-1", offer_of(member_id(1)))
-    both = place(first, second)
-    assert survey(both, 0.0, JOBS[0]) == [offer_of(member_id(1))]
-    assert set(both.opened) == {JOBS[0]}
+@pytest.mark.parametrize(("job", "found"), [(None, [1, 2, 3]), (JOBS[0], [1, 2])])
+def test_an_observer_reads_hosts_and_seekers_of_all_jobs_or_of_one_and_writes_nothing(
+    shared: Shared, job: str | None, found: list[int]
+) -> None:
+    second = Shared()
+    for kind, number in (("h", 1), ("s", 2), ("t", 4)):  # the writer of the last one has not renamed it yet
+        shared.put_of(kind, number)
+    second.put_of("h", 3)
+    before = shared.objects | second.objects
+    both = place(shared, second)
+    assert survey(both, 0.0, job) == found
+    assert shared.objects | second.objects == before
+    assert set(both.opened) == {*JOBS[: 2 if job is None else 1]}
 
 
 @pytest.mark.parametrize(("bucket", "seconds"), [(False, INTERVAL_SECONDS), (True, BUCKET_INTERVAL_SECONDS)])
@@ -594,58 +563,50 @@ def test_an_observer_opens_no_more_than_two_hundred_folders() -> None:
     assert many.opened.total() == SURVEYED_JOBS
 
 
-def test_an_observer_reads_an_object_once_and_reports_it_while_it_is_there() -> None:
-    shared = Shared()
-    name = f"h-{NODE}-{member_id(1).hex()}-1"
-    shared.put(name, offer_of(member_id(1)))
-    both = place(shared, Shared())
-    seen = Survey(None)
+def test_an_observer_reads_an_object_once_and_reports_it_while_it_is_there(shared: Shared, both: Place) -> None:
+    name, seen = shared.put_of("h", 1), Survey(None)
     for second in range(3):
-        assert survey(both, second, seen=seen) == [offer_of(member_id(1))]
+        assert survey(both, second, seen=seen) == [1]
     assert both.clients[JOBS[0]].reads == {name: 1}
     del shared.objects[name]
     assert survey(both, 3.0, seen=seen) == []
 
 
-def test_an_observer_does_not_report_what_is_older_than_the_newest_object_by_minutes() -> None:
-    shared = Shared()
-    shared.put(f"h-{NODE}-{member_id(1).hex()}-1", offer_of(member_id(1)), age=BELIEVED_SECONDS + 1)
-    both = place(shared, Shared())
+def test_an_observer_does_not_report_what_is_older_than_the_newest_object_by_minutes(
+    shared: Shared, both: Place
+) -> None:
+    shared.put_of("h", 1, age=BELIEVED_SECONDS + 1)
     seen = Survey(None)
-    assert survey(both, 0.0, seen=seen) == [offer_of(member_id(1))]  # perhaps no clock tells better
-    shared.put(f"h-{NODE}-{member_id(2).hex()}-1", offer_of(member_id(2)))
-    assert survey(both, 1.0, seen=seen) == [offer_of(member_id(2))]
+    assert survey(both, 0.0, seen=seen) == [1]  # perhaps no clock tells better
+    shared.put_of("h", 2)
+    assert survey(both, 1.0, seen=seen) == [2]
     assert survey(both, 1.0 + BELIEVED_SECONDS, seen=seen) == []
 
 
-def test_an_observer_does_not_report_the_sign_of_a_seeker_that_has_not_been_renewed() -> None:
-    shared = Shared()
-    for kind, number in (("h", 1), ("s", 2)):
-        shared.put(f"{kind}-{NODE}-{member_id(number).hex()}-1", offer_of(member_id(number)))
-    both = place(shared, Shared())
+def test_an_observer_does_not_report_the_sign_of_a_seeker_that_has_not_been_renewed(
+    shared: Shared, both: Place
+) -> None:
+    shared.put_of("h", 1)
+    shared.put_of("s", 2)
     seen = Survey(None)
-    assert survey(both, LIVE_SECONDS - 0.1, seen=seen) == [offer_of(member_id(1)), offer_of(member_id(2))]
-    assert survey(both, 2 * LIVE_SECONDS, seen=seen) == [offer_of(member_id(1))]
+    assert survey(both, LIVE_SECONDS - 0.1, seen=seen) == [1, 2]
+    assert survey(both, 2 * LIVE_SECONDS, seen=seen) == [1]
 
 
-def test_an_observer_names_what_it_can_not_read() -> None:
-    shared = Shared()
-    hidden, torn = (f"h-{NODE}-{member_id(number).hex()}-1" for number in (1, 2))
-    shared.put(hidden, offer_of(member_id(1)))
-    shared.put(torn, b"")
-    both = place(shared, Shared())
+def test_an_observer_names_what_it_can_not_read(shared: Shared, both: Place) -> None:
+    hidden = shared.put_of("h", 1)
+    shared.put(object_name("h", 2))
     both.clients[JOBS[0]].hidden.add(hidden)
     report = Survey(None).turn(both, 0.0)  # type: ignore[arg-type]
-    assert report.unread == [hidden]
-    assert report.found == []
+    assert (report.unread, report.found) == ([hidden], [])
 
 
-def test_an_observer_reports_a_folder_that_fails_and_reads_the_jobs_beside_one_that_is_closed_to_it() -> None:
-    shared = Shared()
-    shared.put(f"h-{NODE}-{member_id(1).hex()}-1", offer_of(member_id(1)))
-    both = place(shared, Shared())
+def test_an_observer_reports_a_folder_that_fails_and_reads_the_jobs_beside_one_that_is_closed_to_it(
+    shared: Shared, both: Place
+) -> None:
+    shared.put_of("h", 1)
     both.clients[JOBS[1]].failing = "open"
-    assert survey(both, 0.0) == [offer_of(member_id(1))]
+    assert survey(both, 0.0) == [1]
     assert Survey(JOBS[1]).turn(both, 0.0).problem is not None  # type: ignore[arg-type]
     both.clients[JOBS[0]].failing = "list"
     assert Survey(None).turn(both, 0.0).problem is not None  # type: ignore[arg-type]
@@ -654,23 +615,20 @@ def test_an_observer_reports_a_folder_that_fails_and_reads_the_jobs_beside_one_t
 # --- the requests of a bucket ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_requests_of_128_waiting_processes_to_a_bucket() -> None:
+@pytest.mark.parametrize("count", [1, pytest.param(128, marks=pytest.mark.slow)])
+def test_requests_of_waiting_processes_to_a_bucket(shared: Shared, count: int) -> None:
     """The figures of docs/networks.md: requests of a waiting process in its first minute, and in later ones."""
-    shared = Shared()
-    processes = [Process(Client(shared), number, bucket=True) for number in range(1, 129)]
-    minutes = []
+    processes = [Process(Client(shared), number, bucket=True) for number in range(1, count + 1)]
+    requests: list[list[int]] = [[0] * count]
     for _ in range(3):
-        before = [sum(each.client.requests[kind] for kind in ("write", "list", "read", "delete")) for each in processes]
         run(60.0, *processes)
-        after = [sum(each.client.requests[kind] for kind in ("write", "list", "read", "delete")) for each in processes]
-        minutes.append([now - then for now, then in zip(after, before, strict=True)])
+        done = ([each.client.requests[kind] for kind in ("write", "list", "read", "delete")] for each in processes)
+        requests.append([sum(each) for each in done])
+    minutes = [max(map(sub, after, before)) for before, after in pairwise(requests)]
     assert sum(each.client.requests["read"] for each in processes) == 0  # there is no host, and signs are not read
-    assert max(minutes[0]) <= 43
-    assert max(minutes[2]) <= 24
-    print(
-        f"requests per minute and process: {[max(each) for each in minutes]}, of 128: {[sum(each) for each in minutes]}"
-    )
+    assert minutes[0] <= 43
+    assert minutes[2] <= 24
+    print(f"requests per minute and process: {minutes}")
     host = Process(Client(shared), 200, host=True, bucket=True)
     run(20.0, host, *processes)
     # Each name of the host once: it changes its name every 15 s.

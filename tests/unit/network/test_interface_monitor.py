@@ -19,12 +19,9 @@ from mingle.errors import InterfaceError
 from mingle.network import interface_monitor, interfaces, routes
 from mingle.network.interface_monitor import LOOK_ANYWAY_SECONDS, LOOK_GAP_SECONDS, LOOK_SECONDS, InterfaceMonitor
 from mingle.network.interfaces import Interface
-
-
-def nic(name: str, index: int, *addresses: str, up: bool = True) -> Interface:
-    """An interface of the machine that the test makes up."""
-    return Interface(name, index, tuple(map(ip_interface, addresses)), up=up, loopback=name == "lo")
-
+from tests.support.failing import refusing
+from tests.support.nics import nic
+from tests.support.receiving import no_descriptor_leaks
 
 LO = nic("lo", 1, "127.0.0.1/8")
 ETH0 = nic("eth0", 2, "10.0.0.1/24", "fd00::1/64", "fe80::1/64")
@@ -71,15 +68,51 @@ def names(monitor: InterfaceMonitor) -> list[str]:
     return [each.name for each in monitor.usable]
 
 
-def test_rescan_follows_interfaces_that_come_and_go(machine: Machine) -> None:
+UNPLUGGED = replace(ETH0, running=False)
+SERVICE = nic("lo", 1, "127.0.0.1/8", "10.9.0.1/32")
+CONTAINER = nic("cali0001", 7, "fe80::ecee:eeff:feee:eeee/64")
+
+
+@pytest.mark.parametrize(
+    ("named", "before", "after", "used"),
+    [
+        pytest.param((), (LO, ETH0), (LO, ETH0, ETH1), (ETH0, ETH1), id="one comes"),
+        pytest.param((), (LO, ETH0, ETH1), (LO, ETH1), (ETH1,), id="one of two goes"),
+        pytest.param((), (LO, ETH0), (LO, UNPLUGGED), (ETH0,), id="the last one loses its carrier"),
+        pytest.param((), (LO, UNPLUGGED), (LO, UNPLUGGED, ETH1), (ETH1, UNPLUGGED), id="another one has a carrier"),
+        pytest.param((), (LO, ETH0), (LO, ETH0, CONTAINER), (ETH0,), id="a container comes"),
+        pytest.param((), (LO,), (LO, ETH0), (ETH0,), id="an offline machine gets a network"),
+        pytest.param((), (SERVICE, ETH0), (SERVICE, DOWN), (ETH0, SERVICE), id="loopback once, beside what was lost"),
+        pytest.param(("lo",), (LO, ETH0), (SERVICE, ETH0), (SERVICE,), id="loopback that was named gets an address"),
+    ],
+)
+def test_rescan_follows_interfaces_that_come_and_go(
+    machine: Machine,
+    named: tuple[str, ...],
+    before: tuple[Interface, ...],
+    after: tuple[Interface, ...],
+    used: tuple[Interface, ...],
+) -> None:
+    machine.found = before
+    monitor = monitored(*named)
+    had = monitor.usable
+    machine.found = after
+    assert monitor.rescan(1.0) is (CONTAINER not in after)
+    assert monitor.rescan(2.0) is False
+    assert names(monitor) == [each.name for each in used]
+    assert {each.addresses for each in monitor.usable} == {each.addresses for each in used}
+    assert monitor.addresses() == {str(own.ip) for each in after for own in each.addresses}
+    assert (had == monitor.usable) is (CONTAINER in after)
+
+
+def test_a_carrier_that_is_lost_is_known(machine: Machine) -> None:
     monitor = monitored()
-    machine.found = (LO, ETH0, ETH1)
+    machine.found = (LO, UNPLUGGED)
     assert monitor.rescan(1.0) is True
-    assert names(monitor) == ["eth0", "eth1"]
-    assert monitor.addresses() == {"127.0.0.1", "10.0.0.1", "fd00::1", "fe80::1", "10.1.0.1"}
-    machine.found = (LO, ETH1)
-    assert monitor.rescan(1.0) is True
-    assert names(monitor) == ["eth1"]
+    assert (names(monitor), monitor.lost(), monitor.had_carrier) == (["eth0"], {"eth0": "has no carrier"}, True)
+    machine.found = (LO, UNPLUGGED, ETH1)
+    assert monitor.rescan(2.0) is True
+    assert monitor.lost() == {}
 
 
 @pytest.mark.parametrize(
@@ -106,24 +139,6 @@ def test_what_is_left_is_used_beside_an_interface_that_is_lost(
     assert not monitor.lost()
 
 
-def test_a_carrier_that_is_lost_is_known(machine: Machine) -> None:
-    monitor = monitored()
-    machine.found = (LO, replace(ETH0, running=False))
-    assert monitor.rescan(1.0) is True
-    assert (names(monitor), monitor.lost(), monitor.had_carrier) == (["eth0"], {"eth0": "has no carrier"}, True)
-    machine.found = (LO, replace(ETH0, running=False), ETH1)
-    assert monitor.rescan(2.0) is True
-    assert (names(monitor), monitor.lost()) == (["eth1", "eth0"], {})
-
-
-def test_containers_that_come_and_go_change_nothing(machine: Machine) -> None:
-    monitor = monitored()
-    machine.found = (LO, ETH0, nic("cali0001", 7, "fe80::ecee:eeff:feee:eeee/64"))
-    assert monitor.rescan(1.0) is False
-    assert names(monitor) == ["eth0"]
-    assert "fe80::ecee:eeff:feee:eeee" in monitor.addresses()
-
-
 def test_interfaces_without_room_are_known(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface_monitor, "file_limit", lambda: 16)
     monitor = monitored()
@@ -133,59 +148,23 @@ def test_interfaces_without_room_are_known(machine: Machine, monkeypatch: pytest
     assert monitor.left_out == (ETH1,)
 
 
-def test_a_machine_that_was_offline_gets_a_network(machine: Machine) -> None:
-    machine.found = (LO,)
-    monitor = monitored()
-    assert names(monitor) == ["lo"]
-    machine.found = (LO, ETH0)
-    assert monitor.rescan(1.0) is True
-    assert names(monitor) == ["eth0"]
-
-
-def test_a_machine_with_a_service_address_that_goes_offline_uses_loopback_once(machine: Machine) -> None:
-    lo = nic("lo", 1, "127.0.0.1/8", "10.9.0.1/32")
-    machine.found = (lo, ETH0)
-    monitor = monitored()
-    assert names(monitor) == ["eth0", "lo"]
-    machine.found = (lo, DOWN)
-    assert monitor.rescan(1.0) is True
-    assert monitor.usable == (ETH0, lo)
-
-
-def test_an_address_that_loopback_gets_is_used_where_loopback_is(machine: Machine) -> None:
-    machine.found = (LO, ETH0)
-    monitor = monitored("lo")
-    more = nic("lo", 1, "127.0.0.1/8", "10.9.0.1/32")
-    machine.found = (more, ETH0)
-    assert monitor.rescan(1.0) is True
-    assert monitor.usable == (more,)
-
-
-def test_a_named_one_that_is_gone_is_waited_for(machine: Machine) -> None:
-    monitor = monitored("eth0")
-    machine.found = (LO, ETH1)
-    assert monitor.rescan(1.0) is False
-    assert (names(monitor), monitor.lost()) == (["eth0"], {"eth0": "has gone"})
-    again = nic("eth0", 9, "10.0.0.7/24")
-    machine.found = (LO, ETH1, again)
-    assert monitor.rescan(1.0) is True
-    assert monitor.usable == (again,)
-
-
-def test_of_several_that_are_named_those_that_exist_are_followed(machine: Machine) -> None:
+def test_of_those_that_are_named_the_ones_that_exist_are_followed_and_the_last_is_waited_for(machine: Machine) -> None:
     machine.found = (LO, ETH0, ETH1)
     monitor = monitored("eth1", "eth0")
     assert names(monitor) == ["eth1", "eth0"]
-    renumbered = nic("eth0", 2, "10.0.0.9/24")
+    renumbered = nic("eth0", 9, "10.0.0.9/24")
     machine.found = (LO, replace(ETH1, up=False), renumbered)
     assert monitor.rescan(1.0) is True
     assert monitor.usable == (renumbered,)
     machine.found = (LO, ETH1, renumbered)
     assert monitor.rescan(2.0) is True
     assert names(monitor) == ["eth1", "eth0"]
-    machine.found = (LO,)
+    machine.found = (LO, CONTAINER)
     assert monitor.rescan(3.0) is False
-    assert names(monitor) == ["eth1", "eth0"]
+    assert (names(monitor), monitor.lost()) == (["eth1", "eth0"], {"eth1": "has gone", "eth0": "has gone"})
+    machine.found = (LO, renumbered)
+    assert monitor.rescan(4.0) is True
+    assert monitor.usable == (renumbered,)
 
 
 def test_monitor_without_a_usable_interface_raises(machine: Machine) -> None:
@@ -225,6 +204,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     [
         pytest.param(("eth1",), "10.0.0.9", "10.0.0.2", id="the kernel sends by the other one of the subnet"),
         pytest.param(("eth1",), "203.0.113.1", "", id="elsewhere nothing is gained"),
+        pytest.param(("eth1",), "203.0.113.2", "10.0.0.2", id="a rule leads to the named one"),
         pytest.param(("eth1",), "10.0.0.2", "", id="this machine itself"),
         pytest.param(("eth1",), "fe80::7", "", id="link-local"),
         pytest.param(("eth0",), "10.0.0.9", "", id="the kernel sends by the named one"),
@@ -235,15 +215,9 @@ def test_the_address_of_a_named_interface_is_bound_where_the_kernel_would_take_a
     machine: Machine, table: dict[str, int], named: tuple[str, ...], address: str, source: str
 ) -> None:
     machine.found = (LO, ETH0, TWIN)
+    if address == "203.0.113.2":
+        table["10.0.0.2"] = TWIN.index
     assert monitored(*named).source_for(address) == source
-
-
-def test_the_address_is_bound_by_which_a_rule_leads_to_the_named_interface(
-    machine: Machine, table: dict[str, int]
-) -> None:
-    machine.found = (LO, ETH0, TWIN)
-    table["10.0.0.2"] = TWIN.index
-    assert monitored("eth1").source_for("203.0.113.1") == "10.0.0.2"
 
 
 def test_the_kernel_leads_astray_by_an_interface_that_was_not_named_or_has_no_carrier(
@@ -318,13 +292,6 @@ def test_addresses_on_link(machine: Machine, monkeypatch: pytest.MonkeyPatch) ->
     assert on_link == {"10.0.0.7", "fd00::7", "fe80::7", "192.0.2.9"}
 
 
-def test_scan_is_due_every_two_seconds_without_netlink(machine: Machine) -> None:
-    monitor = monitored()
-    assert monitor.scan_due == LOOK_SECONDS
-    monitor.rescan(7.0)
-    assert monitor.scan_due == 7.0 + LOOK_SECONDS
-
-
 def test_netlink_report_makes_a_scan_due(news: socket.socket) -> None:
     with contextlib.ExitStack() as stack:
         monitor = InterfaceMonitor((), "", "auto", 0.0, stack)
@@ -346,22 +313,15 @@ def test_netlink_report_makes_a_scan_due(news: socket.socket) -> None:
 def test_where_the_kernel_reports_nothing_scans_are_due_all_the_same_and_no_socket_stays_open(
     without: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
-
-    class Refusing(socket.socket):
-        def __init__(self, *args: int) -> None:
-            if without == "sockets":
-                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
-            super().__init__(*args)
-            made.append(self)
-
-        def bind(self, _address: object) -> None:
-            raise PermissionError(errno.EPERM, "Operation not permitted")
-
     monkeypatch.setattr(interfaces, "scan", lambda: (LO, ETH0))
     if without == "Linux":
         monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(socket, "socket", Refusing)
-    monitor = monitored()
+    elif without == "sockets":
+        monkeypatch.setattr(socket, "socket", refusing(errno.EAFNOSUPPORT))
+    else:
+        monkeypatch.setattr(socket.socket, "bind", refusing(errno.EPERM))
+    with no_descriptor_leaks():
+        monitor = monitored()
     assert (monitor.netlink, monitor.scan_due) == (None, LOOK_SECONDS)
-    assert [each.fileno() for each in made] == [-1] * (without == "groups")
+    monitor.rescan(7.0)
+    assert monitor.scan_due == 7.0 + LOOK_SECONDS

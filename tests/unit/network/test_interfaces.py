@@ -7,16 +7,13 @@ from ipaddress import IPv4Address, IPv6Address, ip_interface
 import netifaces
 import pytest
 
+from mingle.config.settings import Family
 from mingle.errors import InterfaceError
 from mingle.network.interfaces import Choice, Interface, Kind, choose, owner, scan
 from tests.support.isolation import ip, needs_namespaces, run_isolated, wait_for_link_local
+from tests.support.nics import nic
 
-
-def nic(name: str, index: int, *addresses: str, **flags: bool) -> Interface:
-    return Interface(name, index, tuple(ip_interface(address) for address in addresses), **flags)
-
-
-LO = nic("lo", 1, "127.0.0.1/8", "::1/128", loopback=True, multicast=False)
+LO = nic("lo", 1, "127.0.0.1/8", "::1/128", multicast=False)
 ETH0 = nic("eth0", 2, "10.0.0.1/24", "fd00::1/64", "fe80::1/64")
 DOCKER0 = nic("docker0", 3, "172.17.0.1/16")
 ETH1 = nic("eth1", 4, "10.1.0.1/24")
@@ -28,49 +25,25 @@ def names(choice: Choice) -> list[str]:
     return [interface.name for interface in choice.usable]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("eth0", Kind.PHYSICAL),
-        ("enp5s0f0", Kind.PHYSICAL),
-        ("ib0", Kind.PHYSICAL),
-        ("bond0", Kind.PHYSICAL),
-        ("br0", Kind.PHYSICAL),  # an administrator's bridge carries the machine's own address
-        ("br-0123456789ab", Kind.VIRTUAL),
-        ("br-lan", Kind.PHYSICAL),
-        ("docker0", Kind.VIRTUAL),
-        ("virbr0", Kind.VIRTUAL),
-        ("cni0", Kind.VIRTUAL),
-        ("veth12ab", Kind.VIRTUAL),
-        ("flannel.1", Kind.VIRTUAL),
-        ("cali0f00", Kind.VIRTUAL),
-        ("vxlan.calico", Kind.VIRTUAL),
-        ("tun0", Kind.VPN),
-        ("tap3", Kind.VPN),
-        ("wg0", Kind.VPN),
-        ("tailscale0", Kind.VPN),
-    ],
-)
+KINDS = {
+    Kind.PHYSICAL: "eth0 enp5s0f0 ib0 bond0 br0 br-lan",  # an administrator's bridge carries the machine's own address
+    Kind.VIRTUAL: "br-0123456789ab docker0 virbr0 cni0 veth12ab flannel.1 cali0f00 vxlan.calico",
+    Kind.VPN: "tun0 tap3 wg0 tailscale0",
+    Kind.LOOPBACK: "lo",
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind, named in KINDS.items() for name in named.split()])
 def test_the_kind_by_name(name: str, kind: Kind) -> None:
-    interface = nic(name, 2)
-    assert interface.kind is kind
-
-
-def test_the_kind_by_flags() -> None:
+    assert nic(name, 2).kind is kind
     assert nic("eth0", 2, point_to_point=True).kind is Kind.VPN
-    assert LO.kind is Kind.LOOPBACK
 
 
 def test_physical_before_vpn_before_virtual_and_by_index() -> None:
     vpn = nic("tun0", 5, "10.9.0.1/24")
     assert names(choose([DOCKER0, vpn, ETH1, ETH0, LO])) == ["eth0", "eth1", "tun0", "docker0"]
-
-
-def test_without_multicast_or_carrier_comes_later_and_stays_usable() -> None:
-    dumb = nic("eth2", 2, "10.2.0.1/24", multicast=False)
-    unplugged = nic("eth3", 3, "10.3.0.1/24", running=False)
-    virtual = nic("docker0", 4, "172.17.0.1/16")
-    assert names(choose([dumb, unplugged, virtual])) == ["docker0", "eth2", "eth3"]
+    dumb, unplugged = nic("eth2", 2, "10.2.0.1/24", multicast=False), nic("eth3", 3, "10.3.0.1/24", running=False)
+    assert names(choose([dumb, unplugged, DOCKER0])) == ["docker0", "eth2", "eth3"]
 
 
 def test_skipped_interface_has_a_reason() -> None:
@@ -120,7 +93,7 @@ def test_the_limit_of_open_files_leaves_out_the_last_ones_and_never_the_first() 
 
 
 def test_a_service_address_on_loopback_is_as_good_as_a_card() -> None:
-    routed = nic("lo", 1, "127.0.0.1/8", "10.9.0.1/32", "::1/128", "fd09::1/128", "169.254.20.10/32", loopback=True)
+    routed = nic("lo", 1, "127.0.0.1/8", "10.9.0.1/32", "::1/128", "fd09::1/128", "169.254.20.10/32")
     fabric = nic("eth5", 5, "fe80::5/64")
     choice = choose([routed, fabric])
     assert [str(one) for one in choice.usable] == ["lo 10.9.0.1/32 fd09::1/128", "eth5 fe80::5/64"]
@@ -144,11 +117,10 @@ def test_family() -> None:
         choose([only_link_local], family="4")
 
 
-def test_nothing_usable_lists_what_there_is() -> None:
-    with pytest.raises(InterfaceError, match=r"the interfaces here are: eth9 10\.6\.0\.1/24 \(down\), eth8"):
-        choose([DOWN, BARE])
-    with pytest.raises(InterfaceError, match="the interfaces here are: none"):
-        choose([])
+@pytest.mark.parametrize(("found", "listed"), [([DOWN, BARE], r"eth9 10\.6\.0\.1/24 \(down\), eth8"), ([], "none")])
+def test_nothing_usable_lists_what_there_is(found: list[Interface], listed: str) -> None:
+    with pytest.raises(InterfaceError, match=f"the interfaces here are: {listed}"):
+        choose(found)
 
 
 def test_named_interfaces_are_chosen_exactly_and_in_order() -> None:
@@ -176,54 +148,53 @@ def test_interface_named_by_an_address_lists_it_first() -> None:
         ("eth1", "6", "'eth1' was named, but it cannot be used: no IPv6 address"),
     ],
 )
-def test_a_named_one_that_cannot_be_used_is_an_error(named: str, family: str, message: str) -> None:
+# Where another variable or an argument names it, MINGLE_INTERFACE is unset already, or comes after the argument.
+@pytest.mark.parametrize("named_by", ["MINGLE_INTERFACE", "GLOO_SOCKET_IFNAME", "interface="])
+def test_a_named_one_that_cannot_be_used_is_an_error_whose_fix_is_where_it_was_named(
+    named: str, family: Family, message: str, named_by: str
+) -> None:
     with pytest.raises(InterfaceError) as caught:
-        choose([LO, ETH0, ETH1, DOWN], named=[named], family=family)  # type: ignore[arg-type]
+        choose([LO, ETH0, ETH1, DOWN], named=[named], family=family, named_by=named_by)
     assert message in str(caught.value)
     assert "the interfaces here are: lo 127.0.0.1/8 ::1/128, eth0 10.0.0.1/24" in str(caught.value)
-    assert "MINGLE_INTERFACE" in str(caught.value)
+    assert named_by in str(caught.value.remedy)
+    assert ("MINGLE_INTERFACE" in str(caught.value)) is (named_by == "MINGLE_INTERFACE")
 
 
 # Where another variable or an argument names it, MINGLE_INTERFACE is unset already, or comes after the argument.
-@pytest.mark.parametrize("named_by", ["GLOO_SOCKET_IFNAME", "interface="])
-@pytest.mark.parametrize("named", ["eth7", "eth9"])
-def test_the_fix_is_where_the_interface_was_named(named: str, named_by: str) -> None:
-    with pytest.raises(InterfaceError) as caught:
-        choose([LO, ETH0, ETH1, DOWN], named=[named], named_by=named_by)
-    assert f" in {named_by}, or leave it out" in str(caught.value.remedy)
-    assert "MINGLE_INTERFACE" not in str(caught.value)
 
 
-def test_owner() -> None:
-    everything = (LO, ETH0, ETH1)
-    assert owner(everything, "10.1.0.1") is ETH1
-    assert owner(everything, IPv6Address("fd00::1")) is ETH0
-    assert owner(everything, "10.1.0.2") is None
+TWIN = nic("eth7", 9, "fe80::1/64", "10.0.0.1/24")
+
+
+@pytest.mark.parametrize(
+    ("found", "address", "name"),
+    [
+        ((LO, ETH0, ETH1), "10.1.0.1", "eth1"),
+        ((LO, ETH0, ETH1), IPv6Address("fd00::1"), "eth0"),
+        ((LO, ETH0, ETH1), "10.1.0.2", None),
+        ((TWIN, ETH0), "10.0.0.1", "eth0"),
+        ((ETH0, TWIN), "fe80::1%eth7", "eth7"),
+        ((ETH0, TWIN), "fe80::1%9", "eth7"),
+        ((ETH0, TWIN), "fe80::1%eth3", None),
+    ],
+)
+def test_owner_of_an_address(found: tuple[Interface, ...], address: str | IPv6Address, name: str | None) -> None:
+    owns = owner(found, address)
+    assert (None if owns is None else owns.name) == name
     with pytest.raises(ValueError, match="localhost"):
-        owner(everything, "localhost")
+        owner(found, "localhost")
 
 
-def test_owner_of_an_address_that_several_have() -> None:
-    twin = nic("eth7", 9, "fe80::1/64", "10.0.0.1/24")
-    assert owner((twin, ETH0), "10.0.0.1") is ETH0
-    assert owner((ETH0, twin), "fe80::1%eth7") is twin
-    assert owner((ETH0, twin), "fe80::1%9") is twin
-    assert owner((ETH0, twin), "fe80::1%eth3") is None
-
-
-def test_scan_finds_loopback() -> None:
-    found = scan()
-    assert [interface.index for interface in found] == sorted(interface.index for interface in found)
-    (loopback,) = [interface for interface in found if interface.loopback]
-    assert loopback.up
-    assert loopback.running
-    assert loopback.of_family("4")[0].ip == IPv4Address("127.0.0.1")
-
-
-def test_an_interface_that_vanishes_while_it_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_finds_loopback_and_nothing_that_vanishes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = netifaces.interfaces()
     monkeypatch.setattr(netifaces, "interfaces", lambda: [*listed, "gone0"])
-    assert "gone0" not in [interface.name for interface in scan()]
+    found = scan()
+    assert [interface.index for interface in found] == sorted(interface.index for interface in found)
+    assert "gone0" not in [interface.name for interface in found]
+    (loopback,) = [interface for interface in found if interface.loopback]
+    assert (loopback.up, loopback.running) == (True, True)
+    assert loopback.of_family("4")[0].ip == IPv4Address("127.0.0.1")
 
 
 @pytest.mark.lab

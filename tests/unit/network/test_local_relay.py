@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +19,9 @@ from mingle.network.local_relay import LocalRelay
 from mingle.network.transport import Received
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import Bye, List, Offer, Seek
+from tests.support.failing import refusing
 from tests.support.ports import free_udp_port
+from tests.support.receiving import no_descriptor_leaks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")
 
@@ -46,7 +47,7 @@ def family() -> Iterator[list[LocalRelay]]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_relay_reaches_all_other_processes_with_the_source(
+def test_relay_reaches_all_other_processes_with_the_source_and_none_of_them_twice(
     family: list[LocalRelay], source: local_relay.SocketAddress
 ) -> None:
     family[1].relay(heard(source=source), 0.0)
@@ -55,15 +56,8 @@ def test_relay_reaches_all_other_processes_with_the_source(
         (received,) = each.receive()
         assert received == heard(datagrams.as_repeated(QUESTION), source)
         assert received.via is None
-        assert each.receive() == []
-
-
-def test_nothing_is_handed_on_twice(family: list[LocalRelay]) -> None:
-    family[0].relay(heard(), 0.0)
-    (received,) = family[1].receive()
-    family[1].relay(received, 0.0)
-    assert len(family[2].receive()) == 1
-    assert family[0].receive() == []
+        each.relay(received, 0.0)
+    assert [each.receive() for each in family] == [[]] * 3
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1", QUESTION + bytes(datagrams.MAX_BYTES)])
@@ -129,11 +123,6 @@ def local_message(**changed: Any) -> bytes:
     )
 
 
-def test_the_fields_of_these_tests_are_those_of_a_local_message(family: list[LocalRelay]) -> None:
-    send(family[0], local_message())
-    assert [received.source for received in family[0].receive()] == [("192.0.2.7", 40000)]
-
-
 @pytest.mark.parametrize(("field", "value"), HOSTILE)
 def test_every_field_of_a_local_message_is_checked(family: list[LocalRelay], field: str, value: Any) -> None:
     send(family[0], b"\xc1 no MessagePack", bytes(8192), local_message(**{field: value}))
@@ -144,41 +133,42 @@ def test_every_field_of_a_local_message_is_checked(family: list[LocalRelay], fie
 
 
 def test_descriptors_that_come_with_a_local_message_are_not_kept(family: list[LocalRelay]) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 0, 0]).tobytes())
-    send(family[0], local_message(), ancillary=(rights,))
-    assert len(family[0].receive()) == 1
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    with no_descriptor_leaks():
+        send(family[0], local_message(), ancillary=(rights,))
+        assert [received.source for received in family[0].receive()] == [("192.0.2.7", 40000)]
+
+
+@contextlib.contextmanager
+def another_user() -> Iterator[None]:
+    os.setresuid(65534, 0, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_process_may_relay_questions_alone(family: list[LocalRelay]) -> None:
     offer = Offer(job="a job", session=b"s" * 16, host=b"h" * 16, addresses=("192.0.2.9",), port=9, world_size=2)
     asked = [
+        QUESTION,
         datagrams.encode(List(member=b"m" * 16)),
         echo.encode(echo.EchoRequest(pinger=b"p" * 16, number=1, way="unicast")),
     ]
     told = [datagrams.encode(offer), datagrams.encode(Bye(job="a job", session=b"s" * 16))]
     told.append(echo.encode(echo.EchoEnd(pinger=b"p" * 16)))
     told.append(echo.encode(echo.EchoReply(pinger=b"p" * 16, asker=b"a" * 16, number=1, way="unicast")))
-    messages = [local_message(data=data) for data in (QUESTION, *asked, *told, datagrams.MAGIC + b"garbage")]
-    os.setresuid(65534, 0, 0)
-    try:
+    messages = [local_message(data=data) for data in (*asked, *told, datagrams.MAGIC + b"garbage")]
+    with another_user():
         send(family[0], *messages)
-    finally:
-        os.setresuid(0, 0, 0)
-    assert [received.data for received in family[0].receive()] == [
-        datagrams.as_repeated(data) for data in (QUESTION, *asked)
-    ]
+    assert [received.data for received in family[0].receive()] == [datagrams.as_repeated(data) for data in asked]
     assert family[0].rejected == {"relay of another user": 5}
     send(family[0], *messages[:5])
     assert len(family[0].receive()) == 5
     send(family[0], *messages[:5])
-    os.setresuid(65534, 0, 0)
-    try:
+    with another_user():
         assert len(family[0].receive()) == 5, "root's processes are trusted by those of every user"
-    finally:
-        os.setresuid(0, 0, 0)
 
 
 def test_a_port_is_a_family_of_its_own_and_names_are_used_again(family: list[LocalRelay]) -> None:
@@ -197,23 +187,18 @@ def test_a_port_is_a_family_of_its_own_and_names_are_used_again(family: list[Loc
         assert heir.socket.getsockname() == name
 
 
-def test_a_sandbox_without_names_is_not_taken_for_names_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Confined(socket.socket):
-        def bind(self, _address: object) -> None:
-            raise PermissionError(errno.EACCES, "Permission denied")
-
-    port = free_udp_port()
-    monkeypatch.setattr(socket, "socket", Confined)
-    relay = LocalRelay(port)
-    assert relay.socket is None
-    assert relay.failure == "no name: Permission denied"
-
-
-def test_more_than_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("confined", "failure"), [(True, "no name: Permission denied"), (False, "all 1 names are taken")]
+)
+def test_a_process_without_a_name_relays_nothing_and_knows_why(
+    monkeypatch: pytest.MonkeyPatch, confined: bool, failure: str
+) -> None:
     monkeypatch.setattr(local_relay, "MAX_PROCESSES", 1)
     port = free_udp_port()
-    with contextlib.closing(LocalRelay(port)), contextlib.closing(LocalRelay(port)) as second:
-        assert second.socket is None
-        assert second.failure == "all 1 names are taken"
-        second.relay(heard(), 0.0)
-        assert second.receive() == []
+    with contextlib.closing(LocalRelay(port)), monkeypatch.context() as patched:
+        if confined:  # a sandbox without names is not taken for names that are taken
+            patched.setattr(socket.socket, "bind", refusing(errno.EACCES))
+        with contextlib.closing(LocalRelay(port)) as second:
+            assert (second.socket, second.failure) == (None, failure)
+            second.relay(heard(), 0.0)
+            assert second.receive() == []

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import socket
-from ipaddress import ip_interface
 
 import pytest
 
 from mingle.network import routes
-from mingle.network.interfaces import Interface, owner, scan
+from mingle.network.interfaces import owner, scan
 from tests.support.isolation import ip, needs_namespaces, run_isolated
-
-
-def nic(name: str, index: int, *addresses: str) -> Interface:
-    return Interface(name, index, tuple(map(ip_interface, addresses)), loopback=name == "lo")
+from tests.support.nics import nic
 
 
 @pytest.mark.parametrize(

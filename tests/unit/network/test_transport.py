@@ -19,13 +19,15 @@ from mingle.network import transport as sockets
 from mingle.network.interfaces import Interface, scan
 from mingle.network.transport import MAX_DATAGRAM, NothingOpenedError, Transport
 from mingle.wire.datagrams import BROWSE_GROUP, job_group
+from tests.support.children import in_child
+from tests.support.failing import raising, refusing
 from tests.support.ports import free_udp_port
 from tests.support.receiving import gather, no_descriptor_leaks, nothing_more
 
 LO = next(interface for interface in scan() if interface.loopback)
 GROUP = job_group("transport tests")
 GHOST = Interface("ghost0", 9999, (ip_interface("192.0.2.77/24"), ip_interface("2001:db8::77/64")))
-IS_LINUX = Path("/proc/self/fd").exists()
+linux_only = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
 
 
 @pytest.fixture
@@ -62,48 +64,27 @@ def test_a_reply_to_a_multicast_reaches_its_sender_alone(port: int) -> None:
         assert nothing_more(bystander)
 
 
-def test_unicast_to_the_shared_port_is_answered_from_it(port: int) -> None:
-    # What a stateful firewall, or address translation, lets back in.
-    with on_lo(port) as server, on_lo(free_udp_port()) as client:
-        assert client.unicast(b"who?", ("127.0.0.1", port))
-        (question,) = gather(server, 1)
-        assert (question.interface, question.multicast, question.destination) == ("lo", False, "127.0.0.1")
-        assert server.reply(question, b"me")
-        (answer,) = gather(client, 1)
-        assert answer.data == b"me"
-        assert answer.source == ("127.0.0.1", port)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_what_comes_to_the_port_of_all_processes_is_for_them_all_and_an_answer_is_not(port: int, host: str) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1"])
+def test_unicast_to_the_port_of_all_processes_is_for_them_all_and_is_answered_from_where_it_was_asked(
+    port: int, host: str
+) -> None:
+    """What a stateful firewall, or address translation, lets back in; the answer is for one process alone."""
     family: Family = "6" if ":" in host else "4"
     with contextlib.ExitStack() as stack:
         server, client = (
             stack.enter_context(contextlib.closing(Transport([LO], groups=[GROUP], port=number, family=family)))
             for number in (port, free_udp_port())
         )
-        client.unicast(b"who?", (host, port))
+        assert client.unicast(b"who?", (host, port))
         (question,) = gather(server, 1)
-        server.reply(question, b"me")
-        (answer,) = gather(client, 1)
-        assert (question.shared, answer.shared) == (True, False)
-
-
-def test_a_reply_comes_from_the_address_that_was_asked(port: int) -> None:
-    with on_lo(port) as server, on_lo(free_udp_port()) as client:
-        client.unicast(b"who?", ("127.0.0.9", port))
-        (question,) = gather(server, 1)
-        server.reply(question, b"me")
-        assert gather(client, 1)[0].source == ("127.0.0.9", port)
-
-
-def test_a_reply_when_the_socket_of_the_question_has_gone(port: int) -> None:
-    with on_lo(port) as server, on_lo(free_udp_port()) as client:
-        client.unicast(b"who?", ("127.0.0.1", port))
-        (question,) = gather(server, 1)
-        assert server.reply(structs.replace(question, via=None), b"me")
-        assert server.reply(structs.replace(question, via=None, interface="gone0"), b"me")
-        assert [one.data for one in gather(client, 2)] == [b"me", b"me"]
+        assert (question.interface, question.multicast, question.destination) == ("lo", False, host)
+        gone = structs.replace(question, via=None)
+        for each in (question, gone, structs.replace(gone, interface="gone0")):
+            assert server.reply(each, b"me")
+        first, *others = gather(client, 3)
+        assert (first.data, first.source[:2]) == (b"me", (host, port))
+        assert [each.data for each in others] == [b"me", b"me"]
+        assert (question.shared, first.shared) == (True, False)
 
 
 def test_other_groups_are_not_heard(port: int) -> None:
@@ -156,53 +137,40 @@ def test_errors_of_a_socket_do_not_hide_what_follows(port: int, monkeypatch: pyt
         assert not pending
 
 
-def test_receiving_from_a_socket_that_was_closed_meanwhile(port: int) -> None:
-    with on_lo(port) as transport:
-        change = transport.update([])
-        assert change.removed
-        assert all(opened.fileno() == -1 for opened in change.removed)
-        assert [transport.receive(opened) for opened in change.removed] == [[]] * len(change.removed)
-
-
 def test_update_keeps_what_fits_and_reopens_what_changed(port: int) -> None:
     with on_lo(port) as transport:
         before = transport.sockets()
-        assert transport.update([LO]) == ([], [])
+        assert transport.update([LO]) == transport.refresh() == ([], [])
         assert transport.sockets() == before
         renumbered = structs.replace(LO, addresses=(ip_interface("127.0.0.2/8"),))
         added, removed = transport.update([renumbered])
         assert len(added) == len(removed) == 2
         assert transport.interfaces == (renumbered,)
+        assert [(opened.fileno(), transport.receive(opened)) for opened in removed] == [(-1, [])] * 2
         transport.multicast("lo", b"x", GROUP)
         (heard,) = gather(transport, 1)
         assert heard.source[0] == "127.0.0.2"
 
 
-def test_refresh_keeps_hearing(port: int) -> None:
-    with on_lo(port) as transport:
-        assert transport.refresh() == ([], [])
-        transport.multicast("lo", b"x", GROUP)
-        assert len(gather(transport, 1)) == 1
+NOT_READY = structs.replace(LO, addresses=(ip_interface("192.0.2.77/24"), ip_interface("127.0.0.1/8")))
 
 
-def test_an_interface_that_cannot_be_opened_does_not_stop_the_others(port: int) -> None:
-    with no_descriptor_leaks(), contextlib.closing(Transport([GHOST, LO], groups=[GROUP], port=port)) as transport:
-        assert transport.interfaces == (LO,)
-        assert transport.failures["ghost0 IPv4"].startswith("ENODEV: ")
-        assert set(transport.failures) >= {"ghost0 IPv4", "ghost0 IPv6"}
-        transport.multicast("lo", b"x", GROUP)
-        assert len(gather(transport, 1)) == 1
-
-
-def test_a_sender_takes_the_next_address_when_one_is_not_ready(port: int) -> None:
-    not_here_yet = structs.replace(LO, addresses=(ip_interface("192.0.2.77/24"), ip_interface("127.0.0.1/8")))
-    with no_descriptor_leaks(), contextlib.closing(Transport([not_here_yet], groups=[GROUP], port=port)) as transport:
-        assert not transport.failures
+@pytest.mark.parametrize(
+    ("interfaces", "failing"), [([GHOST, LO], {"ghost0 IPv4", "ghost0 IPv6"}), ([NOT_READY], set())]
+)
+def test_an_interface_or_an_address_that_cannot_be_opened_does_not_stop_the_others(
+    port: int, interfaces: list[Interface], failing: set[str]
+) -> None:
+    with no_descriptor_leaks(), contextlib.closing(Transport(interfaces, groups=[GROUP], port=port)) as transport:
+        assert transport.interfaces == (interfaces[-1],)
+        assert set(transport.failures) >= failing
+        assert all(transport.failures[each].startswith("ENODEV: ") for each in failing if each.endswith("4"))
+        assert failing or not transport.failures
         transport.multicast("lo", b"x", GROUP)
         assert gather(transport, 1)[0].source[0] == "127.0.0.1"
 
 
-@pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
+@linux_only
 @pytest.mark.parametrize("family", ["4", "auto"])
 def test_nothing_leaks_when_all_is_well(port: int, family: Family) -> None:
     with no_descriptor_leaks():
@@ -213,7 +181,7 @@ def test_nothing_leaks_when_all_is_well(port: int, family: Family) -> None:
         assert transport.interfaces == ()
 
 
-@pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
+@linux_only
 def test_a_port_held_by_another_program(port: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as selfish, no_descriptor_leaks():
         selfish.bind(("", port))
@@ -227,29 +195,26 @@ def test_a_port_held_by_another_program(port: int) -> None:
     assert "lo IPv4: EADDRINUSE" in error
 
 
-@pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
+@linux_only
 @pytest.mark.parametrize("opener", ["open_sender", "open_unicast"])
 def test_no_free_port_is_no_other_program_at_the_named_one(
     port: int, monkeypatch: pytest.MonkeyPatch, opener: str
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EADDRINUSE, "Address already in use")
-
-    monkeypatch.setattr(sockets, opener, refuse)
+    monkeypatch.setattr(sockets, opener, refusing(errno.EADDRINUSE))
     with no_descriptor_leaks():
         if opener == "open_unicast":
             with on_lo(port) as transport:
-                failures = dict(transport.failures)
-            error = str(NothingOpenedError(port, failures).diagnosed())
+                unopened = NothingOpenedError(port, dict(transport.failures))
         else:
             with pytest.raises(NothingOpenedError) as caught:
                 on_lo(port)
-            error = str(caught.value.diagnosed())
+            unopened = caught.value
+        error = str(unopened.diagnosed())
     assert "likely cause: no port is free among those that the system chooses from (net.ipv4.ip_local_port_r" in error
     assert "another program" not in error
 
 
-@pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
+@linux_only
 @pytest.mark.parametrize("interfaces", [[], [GHOST]])
 def test_nothing_to_open(port: int, interfaces: list[Interface]) -> None:
     with no_descriptor_leaks(), pytest.raises(NothingOpenedError) as caught:
@@ -260,13 +225,10 @@ def test_nothing_to_open(port: int, interfaces: list[Interface]) -> None:
     assert "mingle-discover interfaces" in str(error)
 
 
-@pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
+@linux_only
 @pytest.mark.parametrize("failing", ["open_sender", "open_receiver", "open_unicast", "_prepare"])
 def test_nothing_leaks_when_the_system_refuses(port: int, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    def refuse(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sockets, failing, refuse)
+    monkeypatch.setattr(sockets, failing, raising(KeyboardInterrupt()))
     with no_descriptor_leaks(), pytest.raises(KeyboardInterrupt):
         on_lo(port)
 
@@ -275,10 +237,6 @@ def test_nothing_leaks_when_the_system_refuses(port: int, monkeypatch: pytest.Mo
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_holds_none_of_the_sockets(port: int) -> None:
     with on_lo(port) as transport:
-        assert len(transport.sockets()) == 3
-        pid = os.fork()
-        if pid == 0:
-            os._exit(sum(opened.fileno() != -1 for opened in transport.sockets()))
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert in_child(lambda: str([opened.fileno() for opened in transport.sockets()])) == "[-1, -1, -1]"
         transport.multicast("lo", b"x", GROUP)
         assert len(gather(transport, 1)) == 1
