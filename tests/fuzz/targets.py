@@ -11,7 +11,7 @@ from ipaddress import ip_address
 
 import msgspec
 
-from mingle.check import control
+from mingle.check import messages
 from mingle.network import local_relay, transport
 from mingle.network.transport import Version
 from mingle.protocol.links.handshake import HandshakeFailed, HostConversation, MemberConversation
@@ -179,7 +179,7 @@ def local_message(untrusted: bytes) -> None:
 def check_question(untrusted: bytes) -> None:
     """What a rank of mingle-check is asked is one exception, or has all that is read of it."""
     try:
-        question = control.question_of(untrusted)
+        question = messages.question_of(untrusted)
     except ValueError:
         return
     assert question.token.encode() is not None

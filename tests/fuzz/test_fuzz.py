@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mingle.check import control
+from mingle.check import messages
 from mingle.elastic.agent import Agent
 from mingle.network import local_relay
 from mingle.protocol.session.registrar import Registrar
@@ -98,7 +98,7 @@ def _hand_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _believe_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "question_of", lambda data: msgspec.convert(json.loads(data), control.Question))
+    monkeypatch.setattr(messages, "question_of", lambda data: msgspec.convert(json.loads(data), messages.Question))
 
 
 @pytest.mark.parametrize(

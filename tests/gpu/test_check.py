@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mingle.check.session import Options
+from mingle.check.conductor import Options
 from tests.lab import Host, Lab, Rank
 from tests.lab.checks import SLOW, at_step, check, hosts_of, outcomes, verdicts
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mingle.check import command, control
-from mingle.check.session import Options
+from mingle.check.conductor import Options
 from mingle.config.settings import Arguments
 from tests.support.levels import soaking
 

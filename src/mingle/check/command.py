@@ -14,10 +14,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from mingle import detached, records
-from mingle.check.verdicts import SLOW_FACTOR, reference
+from mingle.check.verdicts import SLOW_FACTOR, PairReport, Report, reference
 from mingle.cli import output
 from mingle.cli.options import FAILED, Shared, setting_option, shared_options
 from mingle.cli.output import Table
@@ -28,11 +28,9 @@ from mingle_commands import ended_by_ctrl_c
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mingle.check.session import Options
+    from mingle.check.conductor import Options
     from mingle.config.settings import Arguments
     from mingle.config.values import Secret
-
-    Report = dict[str, Any]
 
 JOB_ID = "mingle-check"
 STEP_SECONDS = 20.0
@@ -119,7 +117,7 @@ def check(
     Exit status: 0 healthy, 1 a fault was named, 2 wrong usage.
     """
     with ended_by_ctrl_c():  # it imports torch
-        from mingle.check.session import Options
+        from mingle.check.conductor import Options
     from mingle.config.placement import argued_node_rank, asked_node_rank
     from mingle.config.settings import check_job_id
 
@@ -206,7 +204,7 @@ def _require_gpu(seconds: float) -> None:
         seconds: how long to wait for the driver, unless that is too short for any.
     """
     from mingle.check import probes
-    from mingle.check.session import GPU_SECONDS
+    from mingle.check.conductor import GPU_SECONDS
 
     seconds = max(seconds, GPU_SECONDS)
     deadline = time.monotonic() + seconds
@@ -305,18 +303,18 @@ def run(
                 here = counted(job.local_world_size, "rank")
                 show(f"warning: --nproc-per-node {per_node} was given, and the launcher has started {here} here")
             report = session.take_part(job, server, options, show, before)
-        cut_off = "cut" in report["lost"].values()
+        cut_off = "cut" in report.lost.values()
         if not cut_off:
             server.close()  # a process without a free descriptor needs one in order to print
         # A rank that has lost rank 0 does not rely on it to print.
-        if shows or (job.local_rank == 0 and {"0", str(job.rank)} & report["lost"].keys()):
+        if shows or (job.local_rank == 0 and {0, job.rank} & report.lost.keys()):
             if as_json:
-                output.answer_json("check", {"job_id": job.job_id, **report})
+                output.answer_json("check", {"job_id": job.job_id, **to_builtins(report, str_keys=True)})
             else:
                 show_report(report)
         if cut_off:
             time.sleep(control.LINGER_SECONDS)
-    return 0 if report["healthy"] else FAILED
+    return 0 if report.healthy else FAILED
 
 
 # --- what is printed -----------------------------------------------------------------------------------------------
@@ -357,26 +355,26 @@ def steps(console: Console) -> Iterator[Callable[[str], None]]:
 def sizes(report: Report) -> Table:
     """Return a row for each size of all_reduce, by the terms of nccl-tests."""
     rows = []
-    for each in report["all_reduce"]:
-        figures = (f"{each['seconds'] * 1e6:.0f}", f"{each['algbw'] / 1e6:.2f}", f"{each['busbw'] / 1e6:.2f}")
-        rows.append(("all_reduce", each["device"], str(each["size"]), *figures))
+    for each in report.all_reduce:
+        figures = (f"{each.seconds * 1e6:.0f}", f"{each.algbw / 1e6:.2f}", f"{each.busbw / 1e6:.2f}")
+        rows.append(("all_reduce", each.device, str(each.size), *figures))
     return Table(("COLLECTIVE", "DEVICE", "BYTES", "TIME us", "ALGBW MB/s", "BUSBW MB/s"), rows)
 
 
 def pair_lines(report: Report) -> Table:
     """Return what a pipe gets: a row for each directed pair."""
     rows = []
-    for each in report["pairs"]:
-        one, other = (report["places"][each[end]]["name"] for end in ("from", "to"))
-        rows.append(("pair", one, other, "-" if each["rtt"] is None else f"{each['rtt'] * 1e6:.0f}", _rate(each)))
+    for each in report.pairs:
+        one, other = report.places[each.one].name, report.places[each.other].name
+        rows.append(("pair", one, other, "-" if each.rtt is None else f"{each.rtt * 1e6:.0f}", _rate(each)))
     return Table(("LINK", "FROM", "TO", "RTT us", "MB/s"), rows)
 
 
 def matrix(report: Report) -> Table:
     """Return the rates of all directed pairs in MB/s: a row sends, a column receives."""
-    names = [place["name"] for place in report["places"]]
-    cells = {(each["from"], each["to"]): _rate(each) for each in report["pairs"]}
-    usual = reference({(each["from"], each["to"]): each["rate"] for each in report["pairs"] if each["rate"]}) / 1e6
+    names = [place.name for place in report.places]
+    cells = {(each.one, each.other): _rate(each) for each in report.pairs}
+    usual = reference({(each.one, each.other): each.rate for each in report.pairs if each.rate}) / 1e6
 
     def style(cell: str) -> str:
         rate = 0.0 if cell == BROKEN else usual if cell in ("-", *names) else float(cell)
@@ -386,18 +384,18 @@ def matrix(report: Report) -> Table:
     return Table(("MB/s from ↓ to →", *names), rows, wide=True, styles=dict.fromkeys(names, style))
 
 
-def _rate(pair: Report) -> str:
-    return BROKEN if pair["fault"] else "-" if pair["rate"] is None else f"{pair['rate'] / 1e6:.0f}"
+def _rate(pair: PairReport) -> str:
+    return BROKEN if pair.fault else "-" if pair.rate is None else f"{pair.rate / 1e6:.0f}"
 
 
 def verdict_lines(report: Report) -> Iterator[str]:
     """Yield the verdict, in the three parts of every error of mingle."""
-    if report["healthy"]:
+    if report.healthy:
         yield "healthy: all collectives are right, every pair answers, and no link and no rank is far below the others"
-    for verdict in report["verdicts"]:
-        yield f"FAULT: {verdict['observation']}"
-        yield f"  likely cause: {verdict['cause']}"
-        yield f"  fix: {verdict['fix']}"
+    for verdict in report.verdicts:
+        yield f"FAULT: {verdict.observation}"
+        yield f"  likely cause: {verdict.cause}"
+        yield f"  fix: {verdict.fix}"
 
 
 def show_report(report: Report) -> None:

@@ -1,7 +1,7 @@
 """Every rank's side of a check: a server that the other ranks probe, and the loop that does what rank 0 says.
 
-Each rank has a control connection to rank 0, apart from what is tested. The messages are JSON; an empty one is a
-heartbeat of rank 0, which the rank echoes. The segments are small, so a network that loses large packets carries them.
+Each rank has a control connection to rank 0, apart from what is tested. A rank echoes the heartbeats of rank 0. The
+segments are small, so a network that loses large packets carries them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
-import json
 import queue
 import secrets
 import socket
@@ -17,14 +16,27 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from ipaddress import ip_address
 from multiprocessing.connection import Connection
-from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Raw
 
 from mingle import detached, forksafe
+from mingle.check.messages import (
+    GREETING,
+    ORDER,
+    QUESTION_LIMIT,
+    Greeting,
+    Introduction,
+    Order,
+    ProbedRank,
+    Question,
+    Reply,
+    question_of,
+    receive,
+    send,
+)
+from mingle.check.verdicts import Report
 from mingle.protocol.machine import scoped
 
 PULSE_SECONDS = 0.5
@@ -43,8 +55,6 @@ PAUSE_SECONDS = 0.2
 STRANGERS, PROBERS = 64, 4096
 """How many callers are served at once before and after they have proved that they are ranks; then the oldest goes."""
 SEGMENT_BYTES = 500
-QUESTION_LIMIT = 1 << 18
-_MESSAGE_LIMIT = 1 << 24
 _ECHO_LIMIT = 1 << 21
 WITNESSES = 3
 """How many other machines are asked whether they reach a rank."""
@@ -52,69 +62,6 @@ NO_DESCRIPTOR = "descriptors"
 """How a rank is lost that has no file descriptor left."""
 DEPARTURES = ("interrupted", NO_DESCRIPTOR)
 """What a rank can say of its own end."""
-
-Record = dict[str, Any]
-_Port = Annotated[int, Meta(ge=1, le=65535)]
-_Count = Annotated[int, Meta(ge=0)]
-
-
-class LocalNetwork(Struct, frozen=True):
-    """An address of a machine, and its network."""
-
-    interface: str
-    address: str
-    network: str
-    mtu: int
-
-
-class ProbedRank(Struct, frozen=True):
-    """A rank, and where its server is reached."""
-
-    rank: _Count
-    address: str
-    port: _Port
-    token: str
-
-    def __post_init__(self) -> None:
-        """Reject a text that is not an address."""
-        if self.address:
-            ip_address(self.address)
-
-
-class Introduction(ProbedRank, frozen=True):
-    """What a rank says of itself."""
-
-    node: _Count
-    host: str
-    pid: int
-    interface: str
-    networks: list[LocalNetwork]
-    options: dict[str, Any]
-
-
-class Question(Struct, frozen=True):
-    """What a caller says first: ``hello`` to rank 0, ``probe`` if another rank has to be reached, else neither."""
-
-    token: str
-    hello: Introduction | None = None
-    probe: ProbedRank | None = None
-
-
-# Made here, and not by the first call: where two threads have msgspec look at the fields of a type for the first time
-# at once, the process can crash (SIGSEGV, seen with 0.22).
-_decoder = msgspec.json.Decoder(Question)
-
-
-def question_of(untrusted: bytes) -> Question:
-    """Decode what a caller says first; all untrusted input of the port is decoded here.
-
-    Raises:
-        ValueError: it is not a question.
-    """
-    try:
-        return _decoder.decode(untrusted)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError("no question") from error
 
 
 def is_starved(error: BaseException) -> bool:
@@ -180,72 +127,47 @@ def own_address(connection: Connection) -> str:
         shared.detach()
 
 
-def send(connection: Connection, message: Record) -> None:
-    """Send a message; a connection that has ended shows where it is read."""
-    with contextlib.suppress(OSError):
-        connection.send_bytes(json.dumps(message).encode())
-
-
-def receive(connection: Connection) -> Record:
-    """Return the next message.
-
-    Raises:
-        EOFError: the connection has ended.
-        OSError: it was reset, or the message does not arrive.
-        ValueError: it is not a message.
-    """
-    try:
-        message = json.loads(connection.recv_bytes(_MESSAGE_LIMIT))
-    except RecursionError as error:
-        raise ValueError("no message") from error
-    if not isinstance(message, dict):
-        raise ValueError(message)
-    return message
-
-
-def greet(connection: Connection, peer: Record, **question: Record) -> Record:
+def greet(connection: Connection, peer: ProbedRank, probe: ProbedRank | None = None) -> Greeting:
     """Make sure that a rank's server is at the other end, and return its answer.
 
     Args:
         connection: a new connection.
         peer: what that rank says of itself.
-        **question: ``probe``: another rank that this one has to reach.
+        probe: another rank that this one has to reach.
 
     Raises:
         OSError, EOFError, ValueError: another process answers, or none does.
     """
-    send(connection, {"token": peer["token"], **question})
-    answer = receive(connection)
-    if answer.get("gone") == NO_DESCRIPTOR:
-        raise OSError(f"rank {peer['rank']} has no file descriptor left")
-    if answer.get("rank") != peer["rank"]:
-        raise OSError(f"rank {answer.get('rank')} answers there")
+    send(connection, Question(peer.token, probe=probe))
+    answer = receive(connection, GREETING)
+    if answer.gone == NO_DESCRIPTOR:
+        raise OSError(f"rank {peer.rank} has no file descriptor left")
+    if answer.rank != peer.rank:
+        raise OSError(f"rank {answer.rank} answers there")
     return answer
 
 
-def reaches(peer: Record) -> bool:
+def reaches(peer: ProbedRank) -> bool:
     """Tell whether a rank's server answers this process."""
     try:
-        with dial(peer["address"], peer["port"], seconds=PROBE_SECONDS) as connection:
-            return bool(greet(connection, peer))
+        with dial(peer.address, peer.port, seconds=PROBE_SECONDS) as connection:
+            greet(connection, peer)
+            return True
     except (OSError, EOFError, ValueError):
         return False
 
 
-def judge_loss(roster: Sequence[Record], own: int, lost: int, how: str) -> str:
+def judge_loss(roster: Sequence[Introduction], own: int, lost: int, how: str) -> str:
     """Return ``cut`` if a rank that this one has lost still answers other machines, else how it was lost."""
-    nodes, peer = {roster[own]["node"], roster[lost]["node"]}, roster[lost]
-    witnesses = [each for each in roster if each["node"] not in nodes][:WITNESSES]
+    nodes, peer = {roster[own].node, roster[lost].node}, roster[lost]
+    witnesses = [each for each in roster if each.node not in nodes][:WITNESSES]
     for witness in witnesses:
-        with (
-            contextlib.suppress(OSError, EOFError, ValueError),
-            dial(witness["address"], witness["port"]) as connection,
-        ):
-            if greet(connection, witness, probe=peer).get("reached"):
+        with contextlib.suppress(OSError, EOFError, ValueError), dial(witness.address, witness.port) as connection:
+            if greet(connection, witness, probe=peer).reached:
                 return "cut"
     if how == "silent" and not witnesses and len(nodes) > 1:
         try:
-            dial(peer["address"], peer["port"]).close()
+            dial(peer.address, peer.port).close()
         except OSError:  # the kernel would accept the connection for a process that is stopped
             return "cut"
     return how
@@ -273,7 +195,7 @@ class Server:
         )
         self.port: int = self._socket.getsockname()[1]
         self.token = secrets.token_hex(16)
-        self.controls: queue.SimpleQueue[tuple[Connection, Record]] = queue.SimpleQueue()
+        self.controls: queue.SimpleQueue[tuple[Connection, Introduction]] = queue.SimpleQueue()
         """The control connections, with what each rank says of itself."""
         self.starved = threading.Event()
         """Set once the process had no file descriptor for a caller."""
@@ -325,7 +247,7 @@ class Server:
             self._spare = forksafe.register(socket.socket())
         except OSError:
             with caller, contextlib.suppress(OSError):
-                _write(caller, json.dumps({"gone": NO_DESCRIPTOR}).encode(), time.monotonic() + PAUSE_SECONDS)
+                _write(caller, msgspec.json.encode(Greeting(gone=NO_DESCRIPTOR)), time.monotonic() + PAUSE_SECONDS)
             self._spare = forksafe.register(socket.socket())
             raise
         return caller
@@ -345,9 +267,8 @@ class Server:
             if not hmac.compare_digest(question.token.encode(), self.token.encode()):
                 return
             if question.hello:
-                here = caller.getsockname()[0].removeprefix("::ffff:")
-                hello = msgspec.to_builtins(question.hello) | {"reached": here}
-                self.controls.put((_framed(caller, CONNECT_SECONDS), hello))
+                question.hello.reached = caller.getsockname()[0].removeprefix("::ffff:")
+                self.controls.put((_framed(caller, CONNECT_SECONDS), question.hello))
                 return
             _enter(self._probers, caller, PROBERS)
             try:
@@ -358,8 +279,8 @@ class Server:
     def _answer(self, caller: socket.socket, question: Question) -> None:
         until = time.monotonic() + PROBED_SECONDS
         caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        reached = question.probe is not None and reaches(msgspec.to_builtins(question.probe))
-        _write(caller, json.dumps({"rank": self._rank, "reached": reached}).encode(), until)
+        reached = question.probe is not None and reaches(question.probe)
+        _write(caller, msgspec.json.encode(Greeting(self._rank, reached)), until)
         while True:
             wanted = int(_read(caller, _ECHO_LIMIT, until)[:8])
             _write(caller, bytes(min(wanted, _ECHO_LIMIT)), until)
@@ -424,7 +345,7 @@ class Worker:
     """Does what rank 0 says. Rank 0 keeps the deadlines: the next task supersedes one that hangs."""
 
     def __init__(
-        self, control: Connection, roster: list[Record], patience: float, starved: threading.Event | None = None
+        self, control: Connection, roster: list[Introduction], patience: float, starved: threading.Event | None = None
     ) -> None:
         self._control, self._patience = control, patience
         self._starved = starved or threading.Event()
@@ -432,7 +353,7 @@ class Worker:
         self._roster = roster  # what each rank says of itself; empty until all are there
         self._sending = forksafe.register_lock(threading.Lock())
 
-    def run(self, tasks: object, show: Callable[[str], None]) -> Record:
+    def run(self, tasks: object, show: Callable[[str], None]) -> Report:
         """Do tasks until rank 0 sends the report, and return it.
 
         Args:
@@ -449,23 +370,22 @@ class Worker:
                     waited += PULSE_SECONDS  # not by the clock, which also counts time in which this process is stopped
                     if waited > self._patience:
                         raise LostError("silent")
-                message = receive(self._control)
-                if "report" in message:
-                    return dict(message["report"])
-                if message.get("gone") == NO_DESCRIPTOR:
+                order = receive(self._control, ORDER)
+                if order.report:
+                    return order.report
+                if order.gone == NO_DESCRIPTOR:
                     raise LostError(NO_DESCRIPTOR)
-                if "roster" in message:
-                    self._roster += message["roster"]
-                elif message:
-                    show(message["show"])
-                    if "do" in message:
-                        start(self._do, getattr(tasks, message["do"]), message, among=self._calls)
-                else:
-                    self._send({})
+                self._roster += order.roster
+                if order.show:
+                    show(order.show)
+                if order.do:
+                    start(self._do, tasks, order, among=self._calls)
+                if order == Order():
+                    self._send(Reply())
         except (EOFError, OSError, ValueError):
             raise LostError("ended") from None
         except KeyboardInterrupt:
-            self._send({"gone": "interrupted"})
+            self._send(Reply(gone="interrupted"))
             raise
         finally:
             self._control.close()
@@ -474,16 +394,18 @@ class Worker:
         """Return whether a task has not ended: what it uses must be left alone (NCCL crashed, observed)."""
         return any(call.is_alive() for call in self._calls)
 
-    def _do(self, method: Callable[..., Any], task: Record) -> None:
+    def _do(self, tasks: object, order: Order) -> None:
         try:
-            answer = {"result": method(**task["with"])}
+            result = msgspec.json.encode(getattr(tasks, order.do)(**order.arguments))
         except Exception as error:  # whatever torch raises belongs into the report
             # Sent from here: after this block the failed call's process group ends, which can take long.
-            self._send({"id": task["id"], "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
+            words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            self._send(Reply(order.id, error=words.encode(errors="replace").decode()))
         else:
-            self._send({"id": task["id"], **answer})
+            self._send(Reply(order.id, Raw(result)))
 
-    def _send(self, message: Record) -> None:
-        starved = {"gone": NO_DESCRIPTOR} if self._starved.is_set() else {}
+    def _send(self, reply: Reply) -> None:
+        if self._starved.is_set():
+            reply.gone = NO_DESCRIPTOR
         with self._sending:
-            send(self._control, message | starved)
+            send(self._control, reply)

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import Struct
 
-from mingle.check.control import CONNECT_SECONDS, Record, dial, exchange, greet
-from mingle.check.verdicts import LARGE
+from mingle.check.control import CONNECT_SECONDS, dial, exchange, greet
+from mingle.check.messages import Introduction, LocalNetwork, ProbedRank
+from mingle.check.verdicts import LARGE, Divisor, Figure, Other
 from mingle.job import Job
 from mingle.network import interfaces
 
@@ -50,10 +52,10 @@ WORK_ROUNDS = 2_000_000
 """A piece of work of some tens of milliseconds: longer than the kernel's time slices."""
 
 
-def networks() -> list[Record]:
+def networks() -> list[LocalNetwork]:
     """Return this machine's addresses with their interface, network and MTU, but for loopback and link-local ones."""
     return [
-        {"interface": nic.name, "address": str(at.ip), "network": str(at.network), "mtu": _mtu(nic.name)}
+        LocalNetwork(nic.name, str(at.ip), str(at.network), _mtu(nic.name))
         for nic in interfaces.scan()
         for at in nic.addresses
         if not at.is_loopback and not at.is_link_local
@@ -107,10 +109,19 @@ def _gpu(local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-class Probes:
-    """What rank 0 can ask of a rank: each method is a task by its name."""
+class PairResult(Struct, omit_defaults=True):
+    """What a rank has found between itself and another one: a fault, or figures."""
 
-    def __init__(self, job: Job, store: dist.Store, roster: list[Record]) -> None:
+    fault: str = ""
+    rtt: Figure = 0.0
+    rate: Figure = 0.0
+    others: list[Other] = []
+
+
+class Probes:
+    """What rank 0 can ask of a rank: each method is a task by its name, and rank 0 reads what its return type says."""
+
+    def __init__(self, job: Job, store: dist.Store, roster: list[Introduction]) -> None:
         self._job, self._store, self._roster = job, store, roster
 
     def _device(self, kind: str) -> torch.device:
@@ -169,7 +180,7 @@ class Probes:
         different = int((got != expected).sum().item())
         return f"{different} of {got.numel()} numbers differ" if different else ""
 
-    def work(self, *, seconds: float) -> tuple[float, float]:
+    def work(self, *, seconds: float) -> tuple[Figure, Figure]:
         """Repeat a fixed piece of work for this long; return its mean wall and CPU seconds."""
         wall, cpu, pieces = time.perf_counter(), time.thread_time(), 0
         while not pieces or time.perf_counter() - wall < seconds:
@@ -178,7 +189,7 @@ class Probes:
             pieces += 1
         return (time.perf_counter() - wall) / pieces, (time.thread_time() - cpu) / pieces
 
-    def fast(self, *, size: int, count: int, device: str) -> float:
+    def fast(self, *, size: int, count: int, device: str) -> Divisor:
         """Return the mean seconds of ``count`` all_reduces of this many bytes, after one that does not count."""
         at = self._device(device)
         numbers = torch.zeros(max(1, size // 4), dtype=torch.float32, device=at)
@@ -199,7 +210,7 @@ class Probes:
         """
         there, step = self._roster[peer], NO_CONNECTION
         try:
-            with dial(there["address"], there["port"], seconds=seconds) as connection:
+            with dial(there.address, there.port, seconds=seconds) as connection:
                 step = "a small message is not answered"
                 greet(connection, there)
                 for _repeat in range(5):
@@ -214,7 +225,7 @@ class Probes:
 
     def pair(
         self, *, peer: int, key: str, device: str, limit: int, seconds: float, window: float, others: bool
-    ) -> Record:
+    ) -> PairResult:
         """Probe the path to a rank, and exchange messages with it by torch. Both ranks of a pair do this at once.
 
         Args:
@@ -228,32 +239,34 @@ class Probes:
         """
         # An unreachable path shows before the deadline of the step, also where that is short.
         if fault := self.path(peer=peer, seconds=min(CONNECT_SECONDS, seconds / 2)):
-            return {"fault": fault}
+            return PairResult(fault)
         first, stall = self._job.rank < peer, min(STALL_SECONDS, seconds / 8)
         mine, theirs = self._roster[self._job.rank], self._roster[peer]
         found = self._other_networks(mine, theirs, stall) if others and first else []
-        return {"others": found, **self._messages(1 if first else 0, key, self._device(device), limit, seconds, window)}
+        rtt, rate = self._messages(1 if first else 0, key, self._device(device), limit, seconds, window)
+        return PairResult(rtt=rtt, rate=rate, others=found)
 
-    def _other_networks(self, mine: Record, theirs: Record, stall: float) -> list[Record]:
+    def _other_networks(self, mine: Introduction, theirs: Introduction, stall: float) -> list[Other]:
         """Return the networks that two machines share besides the one in use, with the rate of both.
 
         Networks that do not answer take this many seconds each; after twice as many seconds no further one is tried.
         """
         until = time.monotonic() + 2 * stall
-        used = {each["network"] for each in mine["networks"] if each["address"] == mine["address"]}
+        used = {each.network for each in mine.networks if each.address == mine.address}
         found = []
-        for here, there in itertools.product(mine["networks"], theirs["networks"]):
+        for here, there in itertools.product(mine.networks, theirs.networks):
             if time.monotonic() > until:
                 break
-            if here["network"] == there["network"] and here["network"] not in used and mine["node"] != theirs["node"]:
-                rate = path_rate(theirs, there["address"], here["address"], stall)
-                in_use = path_rate(theirs, theirs["address"], stall=stall)
+            if here.network == there.network and here.network not in used and mine.node != theirs.node:
+                rate = path_rate(theirs, there.address, here.address, stall)
+                in_use = path_rate(theirs, theirs.address, stall=stall)
                 if rate and in_use:
-                    names = (here["interface"], there["interface"])
-                    found.append({"network": here["network"], "interfaces": names, "rate": rate, "rate_in_use": in_use})
+                    found.append(Other(here.network, (here.interface, there.interface), rate, in_use))
         return found
 
-    def _messages(self, other: int, key: str, at: torch.device, limit: int, seconds: float, window: float) -> Record:
+    def _messages(
+        self, other: int, key: str, at: torch.device, limit: int, seconds: float, window: float
+    ) -> tuple[float, float]:
         """Exchange messages through a process group of two: the round trip, and the rate at which this rank sends.
 
         Args:
@@ -305,10 +318,10 @@ class Probes:
             # Else torch warns of a group that was not destroyed. Before 2.9 the method was a private one.
             shutdown = getattr(group, "shutdown", None) or group._shutdown
             shutdown()
-        return {"rtt": median(trips), "rate": rates[0 if other else 1]}
+        return median(trips), rates[0 if other else 1]
 
 
-def path_rate(peer: Record, address: str, source: str = "", stall: float = STALL_SECONDS) -> float:
+def path_rate(peer: ProbedRank, address: str, source: str = "", stall: float = STALL_SECONDS) -> float:
     """Return the rate to a rank by plain TCP, in bytes/s; 0 if the address is unreachable or that of another rank.
 
     Args:
@@ -319,7 +332,7 @@ def path_rate(peer: Record, address: str, source: str = "", stall: float = STALL
     """
     took: list[float] = []
     try:
-        with dial(address, peer["port"], seconds=stall, source=source) as connection:
+        with dial(address, peer.port, seconds=stall, source=source) as connection:
             greet(connection, peer)
             until = time.perf_counter() + PATH_SECONDS
             while not took or time.perf_counter() < until:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 SLOW_FACTOR = 4.0
 """A link is slow below the reference rate divided by this: smaller differences come from load as well."""
@@ -32,6 +32,9 @@ TORCH_FAILS = "torch's messages fail"
 """How the words begin for a pair between which plain TCP passes, as far as is known."""
 
 Pair = tuple[int, int]
+Figure = Annotated[float, Meta(ge=0)]
+Divisor = Annotated[float, Meta(ge=1e-9)]
+"""A measured figure by which another one is divided."""
 
 
 class CheckedRank(Struct, frozen=True):
@@ -54,8 +57,26 @@ class Other(Struct, frozen=True):
 
     network: str
     interfaces: tuple[str, str]
-    rate: float
-    rate_in_use: float
+    rate: Figure
+    rate_in_use: Divisor
+
+
+class Step(Struct, frozen=True):
+    """A step of a check: its status is ``ok``, ``lost`` or an error."""
+
+    name: str
+    status: str
+    seconds: float
+
+
+class Bandwidth(Struct, frozen=True):
+    """The figures of all_reduce at one size, by the terms of nccl-tests."""
+
+    device: str
+    size: int
+    seconds: float
+    algbw: float
+    busbw: float
 
 
 class Evidence(Struct, kw_only=True):
@@ -67,10 +88,8 @@ class Evidence(Struct, kw_only=True):
     backend: str = ""
     why_gloo: str = ""
     """Why NCCL was not chosen, although a GPU or its driver is there."""
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    """The name, the status and the seconds of each step."""
-    all_reduce: list[dict[str, Any]] = field(default_factory=list)
-    """The figures of each size."""
+    steps: list[Step] = field(default_factory=list)
+    all_reduce: list[Bandwidth] = field(default_factory=list)
     unreached: Mapping[int, str] = field(default_factory=dict)
     """Ranks that found rank 0 and did not reach its check, with their machines."""
     lost: dict[int, str] = field(default_factory=dict)
@@ -107,6 +126,42 @@ class Verdict(Struct, frozen=True):
     fix: str
 
 
+class PairReport(Struct, frozen=True):
+    """What was measured from one place to another."""
+
+    one: int = field(name="from")
+    other: int = field(name="to")
+    rtt: float | None = None
+    rate: float | None = None
+    fault: str | None = None
+
+
+class RankReport(Struct, frozen=True):
+    """A rank, its place, and the wall and the CPU seconds of its work."""
+
+    rank: int
+    host: str
+    pid: int | None
+    place: int
+    host_seconds: tuple[float, float] | None
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What is printed, with the same fields whether or not the check came to its end."""
+
+    healthy: bool = False
+    verdicts: list[Verdict] = []
+    places: Sequence[CheckedRank] = []
+    pairs: list[PairReport] = []
+    ranks: list[RankReport] = []
+    lost: dict[int, str] = {}
+    backend: str = ""
+    why_gloo: str = ""
+    steps: list[Step] = []
+    all_reduce: list[Bandwidth] = []
+    elapsed: float = 0.0
+
+
 _COMPARE_ROUTES = (
     "compare `ip route get {1.address}` on {0.name} with another machine's, and the counters of the ports between them."
 )
@@ -114,8 +169,8 @@ _COMPARE_ROUTES = (
 _FAULTS = {
     "defect": (
         "the check failed on rank 0: {error}.",
-        "a defect of mingle-check",
-        "see the traceback on rank 0's stderr.",
+        "a defect of mingle-check, or ranks with different versions of mingle",
+        "compare `mingle-check --version` on the machines, and see the traceback on rank 0's stderr.",
     ),
     "control": (
         "rank {rank} on {0.name} found rank 0 and did not reach the check's TCP port there.",

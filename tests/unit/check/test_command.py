@@ -20,8 +20,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from mingle.check import command, probes, session
-from mingle.check.session import Options
+from mingle.check import command, conductor, probes, session
+from mingle.check.conductor import Options, report_of
+from mingle.check.verdicts import Bandwidth
 from mingle.config.settings import Arguments
 from mingle.errors import InterfaceError
 from tests.support.bystanders import command_environment, patched_path
@@ -33,9 +34,9 @@ def test_a_terminal_gets_the_tables_under_their_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = healthy()
-    seen.all_reduce = [{"device": "cpu", "size": 4, "seconds": 1e-4, "algbw": 4e4, "busbw": 6e4}]
+    seen.all_reduce = [Bandwidth("cpu", 4, 1e-4, 4e4, 6e4)]
     monkeypatch.setattr(command.output, "is_terminal", lambda: True)
-    command.show_report(session.report_of(seen, [], 0.0))
+    command.show_report(report_of(seen, [], 0.0))
     shown = capsys.readouterr().out
     parts = ("bandwidth of all_reduce", "BUSBW MB/s", "links between the machines", "MB/s from", "healthy: ")
     places = [shown.index(part) for part in parts]
@@ -44,8 +45,8 @@ def test_a_terminal_gets_the_tables_under_their_names(
 
 def test_a_pipe_gets_the_names_and_units_of_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
     seen = healthy()
-    seen.all_reduce = [{"device": "cpu", "size": 4, "seconds": 1e-4, "algbw": 4e4, "busbw": 6e4}]
-    command.show_report(session.report_of(seen, [], 0.0))
+    seen.all_reduce = [Bandwidth("cpu", 4, 1e-4, 4e4, 6e4)]
+    command.show_report(report_of(seen, [], 0.0))
     lines = capsys.readouterr().out.splitlines()
     for names, kind in (
         ("COLLECTIVE DEVICE BYTES TIME_us ALGBW_MB/s BUSBW_MB/s", "all_reduce"),
@@ -61,7 +62,7 @@ def test_a_terminal_gets_a_matrix_in_color() -> None:
     slow((3, 1))(seen)
     seen.broken = {(0, 2): "no TCP connection"}
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
-    console.print(command.matrix(session.report_of(seen, [], 0.0)))
+    console.print(command.matrix(report_of(seen, [], 0.0)))
     assert isinstance(console.file, io.StringIO)
     drawn = console.file.getvalue()
     assert "\x1b[1;31m100\x1b[0m" in drawn
@@ -75,7 +76,7 @@ def test_the_exit_status_says_whether_a_fault_was_named(
 ) -> None:
     seen = healthy()
     seen.defect = defect
-    monkeypatch.setattr(session, "take_part", lambda *_given: session.report_of(seen, [], 0.0))
+    monkeypatch.setattr(session, "take_part", lambda *_given: report_of(seen, [], 0.0))
     assert command.run(Arguments(job_id="j", rank=0, world_size=1), Options()) == status
     assert ("FAULT: " in capsys.readouterr().out) is bool(status)
 
@@ -86,7 +87,7 @@ def test_under_a_launcher_one_rank_prints_and_by_hand_one_on_each_machine(
 ) -> None:
     job = SimpleNamespace(rank=rank, local_rank=0, world_size=2, local_world_size=1, num_nodes=2, job_id="j")
     monkeypatch.setattr("mingle.distributed.rendezvous.discover", lambda _arguments: contextlib.nullcontext(job))
-    monkeypatch.setattr(session, "take_part", lambda *_given: session.report_of(healthy(), [], 0.0))
+    monkeypatch.setattr(session, "take_part", lambda *_given: report_of(healthy(), [], 0.0))
     assert command.run(Arguments(), Options(), nnodes=3, per_node=8, each_machine=each_machine) == 0
     said = capsys.readouterr()
     assert bool(said.out) is shown
@@ -135,7 +136,7 @@ def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str], monke
 
 def test_a_driver_that_hangs_is_told_before_the_first_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(session, "GPU_SECONDS", 0.1)
+    monkeypatch.setattr(conductor, "GPU_SECONDS", 0.1)
     monkeypatch.setattr(probes, "load_driver", answers.wait)
     arguments = ["--nnodes", "1", "--backend", "nccl", "--timeout", "1"]
     told = CliRunner().invoke(command.check, arguments, prog_name="mingle-check")

@@ -15,14 +15,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from mingle.check import control
+from mingle.check.messages import Introduction, ProbedRank
 from tests.support.evidence import HELLO
-from tests.support.fresh_calls import files_run_by
 from tests.support.loopback import until
 
 
@@ -48,8 +50,16 @@ def tracebacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.Excep
     assert seen == []
 
 
-def peer_of(server: control.Server) -> dict[str, Any]:
-    return {"rank": 0, "address": "127.0.0.1", "port": server.port, "token": server.token}
+def peer_of(server: control.Server) -> ProbedRank:
+    return ProbedRank(0, "127.0.0.1", server.port, server.token)
+
+
+def tell(line: Connection, message: dict[str, Any]) -> None:
+    line.send_bytes(json.dumps(message).encode())
+
+
+def heard(line: Connection) -> Any:
+    return json.loads(line.recv_bytes())
 
 
 def framed(body: bytes) -> bytes:
@@ -126,10 +136,10 @@ def test_a_question_of_a_rank_that_makes_no_sense_ends_in_a_dropped_connection(
 
 def test_a_hello_comes_through_as_it_was_sent(server: control.Server) -> None:
     with control.dial("127.0.0.1", server.port) as line:
-        control.send(line, {"token": server.token, "hello": HELLO, "later": 1})
+        line.send_bytes(json.dumps({"token": server.token, "hello": HELLO, "later": 1}).encode())
         connection, hello = server.controls.get(timeout=30)
         connection.close()
-    assert hello == {**HELLO, "reached": "127.0.0.1"}
+    assert msgspec.to_builtins(hello) == {**HELLO, "reached": "127.0.0.1"}
 
 
 def test_a_slow_caller_is_dropped_at_a_deadline(server: control.Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,17 +225,23 @@ def test_a_worker_without_descriptors_tells_rank_zero() -> None:
     starved = threading.Event()
     running = threading.Thread(target=lambda: control.Worker(there, [], 60, starved).run(None, str))
     running.start()
-    control.send(here, {})
-    assert control.receive(here) == {}
+    tell(here, {})
+    assert heard(here) == {}
     starved.set()
-    control.send(here, {})
-    assert control.receive(here) == {"gone": "descriptors"}
-    control.send(here, {"report": {}})
+    tell(here, {})
+    assert heard(here) == {"gone": "descriptors"}
+    tell(here, {"report": {}})
     running.join(30)
     here.close()
 
 
-@pytest.mark.parametrize("untrusted", [b"[" * 200_000, b"\xff", b"[1]", b""])
+@pytest.mark.parametrize(
+    "untrusted",
+    [
+        *[b"[" * 200_000, b"\xff", b"[1]", b""],
+        *[b'{"show": 1}', b'{"roster": [{}]}', b'{"do": []}', b'{"report": {"lost": 1}}'],
+    ],
+)
 def test_a_worker_that_reads_no_message_has_lost_rank_zero(untrusted: bytes) -> None:
     here, there = multiprocessing.Pipe()
     here.send_bytes(untrusted)
@@ -234,34 +250,38 @@ def test_a_worker_that_reads_no_message_has_lost_rank_zero(untrusted: bytes) -> 
 
 
 @pytest.fixture
-def roster() -> Iterator[list[dict[str, Any]]]:
+def roster() -> Iterator[list[Introduction]]:
     """Give three ranks on machines of their own, whose servers run in this process."""
     with ExitStack() as servers:
         made = [servers.enter_context(closing(control.Server(rank))) for rank in range(3)]
         yield [
-            {"rank": rank, "node": rank, "address": "127.0.0.1", "port": server.port, "token": server.token}
+            msgspec.convert(
+                HELLO
+                | {"rank": rank, "node": rank, "address": "127.0.0.1", "port": server.port, "token": server.token},
+                Introduction,
+            )
             for rank, server in enumerate(made)
         ]
 
 
 def test_a_lost_rank_is_cut_off_if_another_machine_reaches_it_and_gone_if_none_does(
-    roster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    roster: list[Introduction], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert control.judge_loss(roster, 1, 0, "silent") == "cut"
     monkeypatch.setattr(control, "PROBE_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        roster[0]["port"] = silent.getsockname()[1]
+        roster[0].port = silent.getsockname()[1]
         assert control.judge_loss(roster, 1, 0, "silent") == "silent"
         assert control.judge_loss(roster[:2], 1, 0, "silent") == "silent"
     assert control.judge_loss(roster, 1, 0, "ended") == "ended"
     assert control.judge_loss(roster[:2], 1, 0, "silent") == "cut"
 
 
-def test_another_process_at_the_address_of_a_rank_is_not_taken_for_it(roster: list[dict[str, Any]]) -> None:
-    imposter = {**roster[1], "rank": 0}
+def test_another_process_at_the_address_of_a_rank_is_not_taken_for_it(roster: list[Introduction]) -> None:
+    imposter = structs.replace(roster[1], rank=0)
     assert control.reaches(roster[1])
     assert not control.reaches(imposter)
-    assert not control.reaches({**roster[1], "token": "another"})
+    assert not control.reaches(structs.replace(roster[1], token="another"))
 
 
 class _Tasks:
@@ -275,33 +295,27 @@ class _Tasks:
         return one + other
 
 
-def test_no_type_is_looked_at_when_the_first_caller_comes() -> None:
-    """Each caller has a thread: two of them that did so at once could crash in msgspec, and with it rank 0."""
-    question = msgspec.json.encode({"token": "t", "hello": HELLO, "probe": HELLO})
-    ran = files_run_by(f"control.question_of({question!r})", after="from mingle.check import control")
-    assert any("control" in file for file in ran)
-    assert not [file for file in ran if "msgspec" in file]
-
-
 def test_a_task_that_hangs_gives_way_to_the_next() -> None:
     here, there = multiprocessing.Pipe()
     tasks, steps = _Tasks(), list[str]()
     worker = control.Worker(there, [], 60)
     with ThreadPoolExecutor() as pool:
         running = pool.submit(worker.run, tasks, steps.append)
-        control.send(here, {"id": 1, "show": "first", "do": "hang", "with": {}})
-        control.send(here, {"id": 2, "show": "second", "do": "add", "with": {"one": 1, "other": 2}})
-        assert control.receive(here) == {"id": 2, "result": 3}
-        control.send(here, {"id": 3, "show": "third", "do": "add", "with": {"one": 1}})
-        assert "TypeError" in control.receive(here)["error"]
-        control.send(here, {})
-        assert control.receive(here) == {}
-        control.send(here, {"report": {"healthy": True}})
-        assert running.result(30) == {"healthy": True}
+        tell(here, {"id": 1, "show": "first", "do": "hang", "with": {}})
+        tell(here, {"id": 2, "show": "second", "do": "add", "with": {"one": 1, "other": 2}})
+        assert heard(here) == {"id": 2, "result": 3}
+        tell(here, {"id": 3, "show": "third", "do": "add", "with": {"one": 1}})
+        assert "TypeError" in heard(here)["error"]
+        tell(here, {"id": 4, "show": "of a later version", "do": "guess", "with": {}})
+        assert "AttributeError" in heard(here)["error"]
+        tell(here, {})
+        assert heard(here) == {}
+        tell(here, {"report": {"healthy": True}})
+        assert running.result(30).healthy
         assert worker.hangs()
         tasks.ends.set()
     until(lambda: not worker.hangs())
-    assert steps == ["first", "second", "third"]
+    assert steps == ["first", "second", "third", "of a later version"]
 
 
 def test_an_error_is_told_before_what_the_failed_call_used_is_let_go() -> None:
@@ -320,10 +334,10 @@ def test_an_error_is_told_before_what_the_failed_call_used_is_let_go() -> None:
 
     with ThreadPoolExecutor() as pool:
         running = pool.submit(control.Worker(there, [], 60).run, Tasks(), str)
-        control.send(here, {"id": 1, "show": "first", "do": "fail", "with": {}})
+        tell(here, {"id": 1, "show": "first", "do": "fail", "with": {}})
         until(lambda: told)
-        assert control.receive(here) == {"id": 1, "error": "RuntimeError: NCCL error"}
-        control.send(here, {"report": {}})
+        assert heard(here) == {"id": 1, "error": "RuntimeError: NCCL error"}
+        tell(here, {"report": {}})
         running.result(30)
     assert told == [True]
 
@@ -336,11 +350,11 @@ def test_ctrl_c_that_hits_the_start_of_a_task_ends_the_check(monkeypatch: pytest
             threading.Lock().release()  # as CPython's Condition does then: a RuntimeError
 
     here, there = multiprocessing.Pipe()
-    control.send(here, {"id": 1, "show": "first", "do": "add", "with": {"one": 1, "other": 2}})
+    tell(here, {"id": 1, "show": "first", "do": "add", "with": {"one": 1, "other": 2}})
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         control.Worker(there, [], 60).run(_Tasks(), str)
-    assert control.receive(here) == {"gone": "interrupted"}
+    assert heard(here) == {"gone": "interrupted"}
 
 
 def test_a_rank_knows_how_it_lost_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:

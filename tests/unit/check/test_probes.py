@@ -14,8 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec import structs
 
 from mingle.check import control, probes
+from mingle.check.messages import Greeting, ProbedRank, send
 
 
 def test_a_network_on_which_a_message_stalls_is_slow_and_not_absent() -> None:
@@ -23,12 +25,12 @@ def test_a_network_on_which_a_message_stalls_is_slow_and_not_absent() -> None:
 
     def swallow(listening: socket.socket) -> None:
         with Connection(listening.accept()[0].detach()) as connection:
-            control.receive(connection)
-            control.send(connection, {"rank": 1})
+            connection.recv_bytes()
+            send(connection, Greeting(1))
             ends.wait()
 
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
-        peer = {"rank": 1, "port": listening.getsockname()[1], "token": ""}
+        peer = ProbedRank(1, "127.0.0.1", listening.getsockname()[1], "")
         for stall in (0.5, 2.0, 8.0):  # the limit of the connect and of the greeting as well
             pool.submit(swallow, listening)
             if rate := probes.path_rate(peer, "127.0.0.1", stall=stall):
@@ -41,15 +43,15 @@ def test_a_network_on_which_a_message_stalls_is_slow_and_not_absent() -> None:
 
 def test_a_path_that_does_not_answer_shows_before_a_short_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        there = {"rank": 1, "address": "127.0.0.1", "port": silent.getsockname()[1], "token": ""}
-        tried = probes.Probes(None, None, [{}, there])  # type: ignore[arg-type]
+        there = ProbedRank(1, "127.0.0.1", silent.getsockname()[1], "")
+        tried = probes.Probes(None, None, [there, there])  # type: ignore[arg-type,list-item]
         assert tried.path(peer=1, seconds=0.2) == "a small message is not answered (timed out)"
 
 
 def test_a_path_that_leads_to_another_rank_is_a_fault() -> None:
     with contextlib.closing(control.Server(1)) as server:
-        there = {"rank": 1, "address": "127.0.0.1", "port": server.port, "token": server.token}
-        tried = probes.Probes(None, None, [{**there, "rank": 0}, there])  # type: ignore[arg-type]
+        there = ProbedRank(1, "127.0.0.1", server.port, server.token)
+        tried = probes.Probes(None, None, [structs.replace(there, rank=0), there])  # type: ignore[arg-type,list-item]
         assert tried.path(peer=1, seconds=60) == ""
         assert "rank 1 answers there" in tried.path(peer=0, seconds=60)
 
