@@ -8,6 +8,7 @@ that follows it is. Other modules measure whether packets are dropped; this one 
 from __future__ import annotations
 
 import fnmatch
+import functools
 import ipaddress
 import operator
 import re
@@ -30,32 +31,34 @@ _TABLES: dict[Manager, frozenset[str]] = {
     "firewalld": frozenset({"ip filter", "ip6 filter", "inet firewalld"}),
 }
 """The tables whose rules each program keeps."""
-_CHAIN = re.compile(r"chain (\S+) \{")
-_TABLE = re.compile(r"table (\S+) (\S+) \{")
-_HOOK = re.compile(r"type filter hook (\S+) priority")
-_POLICY = re.compile(r"policy (accept|drop);")
-_JUMP = re.compile(r"\b(jump|goto) (\S+)")
-_VERDICT = re.compile(r"\b(accept|drop|reject|return|vmap)\b")
-_OTHER_PROTOCOLS = re.compile(r"\b(icmp|icmpv6|ipv6-icmp|igmp|sctp|dccp|esp|ah|gre)\b")
-_NOISE = re.compile(
+# Compiled when they are first used: ranks that find each other read no rules.
+_compiled = functools.cache(re.compile)
+_CHAIN = r"chain (\S+) \{"
+_TABLE = r"table (\S+) (\S+) \{"
+_HOOK = r"type filter hook (\S+) priority"
+_POLICY = r"policy (accept|drop);"
+_JUMP = r"\b(jump|goto) (\S+)"
+_VERDICT = r"\b(accept|drop|reject|return|vmap)\b"
+_OTHER_PROTOCOLS = r"\b(icmp|icmpv6|ipv6-icmp|igmp|sctp|dccp|esp|ah|gre)\b"
+_NOISE = (
     r'counter packets \d+ bytes \d+|comment ".*?"|# .*$|reject with \S+( type)?( \S+)?$|log .*?(?=accept|drop|reject|$)'
 )
 # A negation, or a set whose elements are listed elsewhere.
-_UNREAD = re.compile("!=|@")
+_UNREAD = "!=|@"
 # nft prints numbers on a host without /etc/protocols, as in minimal images.
 _NUMBERS = {"tcp": "6", "udp": "17"}
-_MATCHES: dict[str, re.Pattern[str]] = {
-    "protocol": re.compile(r"(?:meta l4proto|ip protocol|ip6 nexthdr) (\{[^}]*\}|\S+)"),
-    "port": re.compile(r"(?:(udp|tcp|th)) dport (\{[^}]*\}|\S+)"),
-    "destination": re.compile(r"ip6? daddr (\{[^}]*\}|\S+)"),
-    "source": re.compile(r"ip6? saddr (\{[^}]*\}|\S+)"),
-    "packet": re.compile(r"(?:meta )?pkttype (\S+)"),
-    "interface": re.compile(r"(?:meta )?(?:iifname|iif|oifname|oif) (\{[^}]*\}|\S+)"),
-    "state": re.compile(r"ct state (\S+)"),
-    "syn": re.compile(r"tcp flags (?:& \([^)]*\) == syn|syn(?: / \S+)?)(?= |$)"),
-    "no syn": re.compile(r"tcp flags (?:& \([^)]*\) != syn|!= syn(?: / \S+)?|! syn|& syn (?:== 0x0|!= syn))(?= |$)"),
-    "type": re.compile(r"fib daddr type (\S+)"),
-    "dice": re.compile(r"numgen random mod \d+ < \d+"),
+_MATCHES = {
+    "protocol": r"(?:meta l4proto|ip protocol|ip6 nexthdr) (\{[^}]*\}|\S+)",
+    "port": r"(?:(udp|tcp|th)) dport (\{[^}]*\}|\S+)",
+    "destination": r"ip6? daddr (\{[^}]*\}|\S+)",
+    "source": r"ip6? saddr (\{[^}]*\}|\S+)",
+    "packet": r"(?:meta )?pkttype (\S+)",
+    "interface": r"(?:meta )?(?:iifname|iif|oifname|oif) (\{[^}]*\}|\S+)",
+    "state": r"ct state (\S+)",
+    "syn": r"tcp flags (?:& \([^)]*\) == syn|syn(?: / \S+)?)(?= |$)",
+    "no syn": r"tcp flags (?:& \([^)]*\) != syn|!= syn(?: / \S+)?|! syn|& syn (?:== 0x0|!= syn))(?= |$)",
+    "type": r"fib daddr type (\S+)",
+    "dice": r"numgen random mod \d+ < \d+",
 }
 
 
@@ -111,18 +114,19 @@ class Rule:
 
     def _read(self) -> None:
         self.words = rest = without_noise(self.text)
-        if _OTHER_PROTOCOLS.search(rest):
+        if _compiled(_OTHER_PROTOCOLS).search(rest):
             self._conditions = [lambda _packet: False]
             return
         if "vmap" in rest:
             return
-        unread = bool(_UNREAD.search(_MATCHES["no syn"].sub("", rest)))
+        is_unread = _compiled(_UNREAD).search
+        unread = bool(is_unread(_compiled(_MATCHES["no syn"]).sub("", rest)))
         for name, pattern in _MATCHES.items():
-            if found := list(pattern.finditer(rest)):
-                readable = found if name == "no syn" else [each for each in found if not _UNREAD.search(each[0])]
+            if found := list(_compiled(pattern).finditer(rest)):
+                readable = found if name == "no syn" else [each for each in found if not is_unread(each[0])]
                 self._conditions += [_condition(name, each) for each in readable]
-                rest = pattern.sub("", rest)
-        self._whole = not (unread or _JUMP.sub("", _VERDICT.sub("", rest)).split())
+                rest = _compiled(pattern).sub("", rest)
+        self._whole = not (unread or _compiled(_JUMP).sub("", _compiled(_VERDICT).sub("", rest)).split())
 
 
 class Chain(Struct):
@@ -158,17 +162,17 @@ def parse(listing: str) -> list[Chain]:
         line = raw.strip()
         if line == "flags dormant" and inside is None:
             family = "dormant"
-        elif found := _TABLE.match(line):
+        elif found := _compiled(_TABLE).match(line):
             family, table = found[1], found[2]
-        elif found := _CHAIN.match(line):
+        elif found := _compiled(_CHAIN).match(line):
             inside = Chain(family, table, found[1])
             chains.append(inside)
         elif line == "}":
             inside = None
         elif inside is not None:
-            if hook := _HOOK.search(line):
+            if hook := _compiled(_HOOK).search(line):
                 inside.hook = hook[1]
-                policy = _POLICY.search(line)
+                policy = _compiled(_POLICY).search(line)
                 inside.policy = policy[1] if policy else "accept"
             elif line:
                 inside.rules.append(Rule(line))
@@ -190,7 +194,7 @@ def blocked(chains: Sequence[Chain], packet: Packet, hook: Hook = "input") -> Bl
 
 def without_noise(rule: str) -> str:
     """Return a rule without its counters and comments, and without the words of a log entry or of a rejection."""
-    rest = _NOISE.sub(lambda match: "reject" if match[0].startswith("reject") else "", rule)
+    rest = _compiled(_NOISE).sub(lambda match: "reject" if match[0].startswith("reject") else "", rule)
     return " ".join(rest.split())
 
 
@@ -208,7 +212,7 @@ def _walk(
         matches = rule.matches(packet)
         if matches is False:
             continue
-        jump, verdict = _JUMP.search(rule.words), _VERDICT.search(rule.words)
+        jump, verdict = _compiled(_JUMP).search(rule.words), _compiled(_VERDICT).search(rule.words)
         if matches is None and verdict is not None and verdict[1] in ("drop", "reject"):
             continue  # a rule that may match is not the one to name, but what follows can be
         if matches is None:

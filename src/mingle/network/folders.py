@@ -18,7 +18,6 @@ from functools import partial
 from msgspec import Struct, structs
 
 from mingle import detached
-from mingle.network.directory import Directory
 from mingle.network.folder import Folder, FolderProblem, FolderStorage, Found, Report, Sign, Survey
 from mingle.wire import datagrams
 from mingle.wire.datagrams import Datagram, Offer, Seek
@@ -326,7 +325,10 @@ def storages(urls: Iterable[str], job: str) -> dict[str, FolderStorage]:
 
 
 def _storage(url: str, job: str) -> FolderStorage:
+    # Here, where no loop's thread comes, since most jobs have no folder.
     if url.startswith("dir:"):
+        from mingle.network.directory import Directory
+
         return Directory(url.removeprefix("dir:"), job)
     from mingle.network.bucket import Bucket, Helper
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import secrets
 from collections.abc import Iterable
 from typing import SupportsBytes
 
@@ -45,7 +44,7 @@ def new_nonce() -> bytes:
 
 def new_token() -> bytes:
     """Return fresh randomness that only its holder knows."""
-    return secrets.token_bytes(TOKEN_BYTES)
+    return os.urandom(TOKEN_BYTES)
 
 
 def same_token(known: bytes, untrusted: bytes) -> bool:
