@@ -159,7 +159,7 @@ def init(
             from mingle.distributed import rendezvous
             from mingle.distributed.process_group import GroupArguments
 
-        return rendezvous.init(arguments, GroupArguments(backend=backend, options=process_group_options))
+        return rendezvous.discover(arguments, GroupArguments(backend=backend, options=process_group_options))
     except (MingleError, KeyboardInterrupt) as error:
         cut_frames(error)
         raise error

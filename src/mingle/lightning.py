@@ -66,7 +66,7 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
         """
         if self._job is None:
             self._refuse_to_be_started()
-            self._job = rendezvous.join(self._arguments)
+            self._job = rendezvous.discover(self._arguments, joins=True)
         return self._job
 
     @property

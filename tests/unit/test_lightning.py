@@ -44,11 +44,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Arguments]:
     """The jobs that the plug-in has asked for."""
     made: list[Arguments] = []
 
-    def join(arguments: Arguments) -> Job:
+    def discover(arguments: Arguments, *, joins: bool) -> Job:
+        assert joins
         made.append(arguments)
         return job()
 
-    monkeypatch.setattr(rendezvous, "join", join)
+    monkeypatch.setattr(rendezvous, "discover", discover)
     return made
 
 
@@ -95,13 +96,14 @@ def test_error_of_discovery_comes_through_and_is_tried_again(
 ) -> None:
     outcomes: list[LauncherError | Job] = [LauncherError("no rank"), job()]
 
-    def join(_arguments: Arguments) -> Job:
+    def discover(_arguments: Arguments, *, joins: bool) -> Job:
+        assert joins
         outcome = outcomes.pop(0)
         if isinstance(outcome, LauncherError):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(rendezvous, "join", join)
+    monkeypatch.setattr(rendezvous, "discover", discover)
     environment = plugin.MingleEnvironment()
     with pytest.raises(LauncherError, match="no rank"):
         environment.world_size()

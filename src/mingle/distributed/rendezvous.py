@@ -53,36 +53,17 @@ _bound_gloo: Callable[[], None] | None = None
 """Undoes what Gloo was told."""
 
 
-def discover(arguments: Arguments) -> Job:
-    """Carry out :func:`mingle.discover`."""
-    return _call(arguments)
-
-
-def join(arguments: Arguments) -> Job:
-    """Return this process's job if the arguments are those by which it has formed and it goes on; else discover.
-
-    For a framework that keeps its process group: what it starts later in the same process is in the same job.
-
-    Raises:
-        ConfigurationError: the process group stands, and it is that of another job.
-    """
-    return _call(arguments, joins=True)
-
-
-def init(arguments: Arguments, group: GroupArguments) -> Job:
-    """Carry out :func:`mingle.init`."""
-    return _call(arguments, group)
-
-
-def _call(arguments: Arguments, group: GroupArguments | None = None, *, joins: bool = False) -> Job:
-    """Discover and, if there are arguments for it, make the process group.
+def discover(arguments: Arguments, group: GroupArguments | None = None, *, joins: bool = False) -> Job:
+    """Carry out :func:`mingle.discover` or, if there are arguments for the process group, :func:`mingle.init`.
 
     Args:
         arguments: of the call.
         group: those of ``init_process_group``.
-        joins: whether this process's present job will do.
+        joins: whether to return this process's job if it has formed with these arguments and goes on. For a framework
+            that keeps its process group: what it starts later in the same process is in the same job.
 
     Raises:
+        ConfigurationError: the process group that stands is not the caller's to end.
         MingleError: what discovery raises; or rank 0 was lost while torch made the process group.
     """
     begun = False
