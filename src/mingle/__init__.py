@@ -28,8 +28,8 @@ A map of the package, from the inside out (``docs/architecture.md`` says what ea
 ``run``          ``mingle-run``
 ===============  ======================================================================
 
-The modules at the top, ``errors``, ``text``, ``job``, ``collector``, ``forksafe`` and ``detached``, serve all
-sub-packages.
+The modules at the top, ``errors``, ``text``, ``job``, ``collector``, ``forksafe``, ``detached`` and
+``token_bucket``, serve all sub-packages.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from mingle import detached, forksafe
 from mingle.detached import AbandonedError
 from mingle.distributed import process_group
 from mingle.engine import store
-from mingle.engine.discovery import Discovery
+from mingle.engine.discovery import WATCH_SECONDS, Discovery
 from mingle.errors import MingleError
 from mingle.job import Member
 from mingle.protocol.machine import Formation, roster_digest
@@ -37,7 +37,6 @@ FRESH_SECONDS = 1.0
 READY_SECONDS = 5.0
 """How long the end of rank 0 waits for members that have no process group yet, because they still need the store."""
 ROSTER_LOOK_SECONDS = 0.005
-WATCH_QUICK_SECONDS = 0.05
 WATCH_QUICKLY_SECONDS = 10.0
 """How long after GO a process group is expected at any moment."""
 WATCH_SLOW_SECONDS = 0.5
@@ -120,7 +119,7 @@ class LoneSession(Session):
 
     def _await_group(self) -> None:
         """Release the store once a process group uses it, even one that was not made by mingle."""
-        while not self._let_go.wait(WATCH_QUICK_SECONDS):
+        while not self._let_go.wait(WATCH_SECONDS):
             if process_group.stands():
                 self.group_stands()
 
@@ -236,7 +235,7 @@ class RunningSession(Session):
             now = time.monotonic()
             noticed, returned = now + LOSS_NOTICED_SECONDS, now + RETURN_SECONDS + LOSS_NOTICED_SECONDS
             while self._no_group_error is None and now < (noticed if self._is_connected else returned):
-                time.sleep(WATCH_QUICK_SECONDS)
+                time.sleep(WATCH_SECONDS)
                 now = time.monotonic()
         return None if self._no_group_error is None else self._no_group_error.copied()
 
@@ -252,7 +251,7 @@ class RunningSession(Session):
             self._look_after_host()
         if self._group_stood:
             return WATCH_STANDING_SECONDS
-        return WATCH_QUICK_SECONDS if time.monotonic() < self._watch_quickly_until else WATCH_SLOW_SECONDS
+        return WATCH_SECONDS if time.monotonic() < self._watch_quickly_until else WATCH_SLOW_SECONDS
 
     def _note_group(self) -> None:
         if (group := process_group.current()) is not None:
@@ -308,7 +307,7 @@ class RunningSession(Session):
             while time.monotonic() < self._await_until:
                 if self._discovery.ask(lambda: host.closed or host.registrar.seats.all_ready):
                     break
-                time.sleep(WATCH_QUICK_SECONDS)
+                time.sleep(WATCH_SECONDS)
 
     # --- the roster ------------------------------------------------------------------------------------------------
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mingle.protocol.host import Host
     from mingle.protocol.membership import Membership
 
-FIRST_WATCH_SECONDS = 0.05
-"""How soon after GO the loop first looks for the process group."""
+WATCH_SECONDS = 0.05
+"""How often the loop looks for the process group at first."""
 LINGER_SECONDS = 1.0
 """How long a member keeps its UDP sockets after GO. Closing them takes a tenth of a millisecond, but all ranks of the
 machine compete for its cores at that moment, and this rank's caller for the interpreter."""
@@ -146,7 +146,7 @@ class Discovery(Party):
                 self.driver.connections.stop_listening()
             self.driver.folders.leave()
         now = self.clock()
-        self._watch_due = now + FIRST_WATCH_SECONDS if self.watches else math.inf
+        self._watch_due = now + WATCH_SECONDS if self.watches else math.inf
         self._deaf_due = now + LINGER_SECONDS
         self.formation = formation
         self._notify()
@@ -158,7 +158,7 @@ class Discovery(Party):
         if listens and now >= self._deaf_due:
             self.driver.udp.close()  # no process asks a member any more; a host answers while it lives
         if now >= self._watch_due:
-            self._watch_due = now + (self.watch() if self.watch is not None else FIRST_WATCH_SECONDS)
+            self._watch_due = now + (self.watch() if self.watch is not None else WATCH_SECONDS)
             self.driver.carry_out()  # what the watch has said must not wait for the next turn
 
     def _fail(self) -> None:

@@ -12,7 +12,9 @@ import itertools
 import logging
 import random
 import selectors
+import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -20,12 +22,11 @@ from mingle import forksafe
 from mingle.config import placement
 from mingle.config.settings import Network
 from mingle.engine import progress
-from mingle.engine.calls import Calls
 from mingle.engine.control_port import ControlPort
 from mingle.engine.evidence import Evidence
-from mingle.engine.rejections import Rejections
+from mingle.engine.reception import Rejections
 from mingle.engine.udp_endpoint import UdpEndpoint
-from mingle.errors import MingleError, refused
+from mingle.errors import MingleError, refused, suppressed
 from mingle.network import connections, folders
 from mingle.network.connections import Connections
 from mingle.network.folder import FolderStorage, Report
@@ -146,7 +147,7 @@ class Driver:
         self.interfaces = InterfaceMonitor(network.interfaces, network.interfaces_from, network.family, now, stack)
         self._selector = forksafe.register(selectors.DefaultSelector())
         stack.callback(self._selector.close)
-        self._calls = Calls(self._selector, stack)
+        self._calls = _Calls(self._selector, stack)
         if self.interfaces.netlink is not None:
             self._selector.register(self.interfaces.netlink, selectors.EVENT_READ, self._read_netlink)
         self.udp = UdpEndpoint(
@@ -436,3 +437,39 @@ class Driver:
                 self._perform_more(effect)
         for event in events:
             self._tcp_event(event)
+
+
+class _Calls:
+    """Functions that wait to be run in one thread. The selector has no data for their socket.
+
+    Args:
+        selector: of that thread.
+        stack: closes the sockets.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, stack: contextlib.ExitStack) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            stack.callback(end.close)
+            forksafe.register(end).setblocking(False)
+        selector.register(self._reader, selectors.EVENT_READ)
+
+    @property
+    def wakeup_fd(self) -> int:
+        """A descriptor that ends a wait when a byte is written to it: for `signal.set_wakeup_fd`."""
+        return self._writer.fileno()
+
+    def put(self, function: Callable[[], None]) -> None:
+        """Have a function run; callable from any thread."""
+        self._waiting.append(function)
+        with suppressed(OSError):  # full: it will wake up anyway; closed: there is no thread to wake
+            self._writer.send(b"\0")
+
+    def run(self) -> None:
+        """Run what waits."""
+        with contextlib.suppress(OSError):  # empty
+            while self._reader.recv(4096):
+                pass
+        while self._waiting:
+            self._waiting.popleft()()

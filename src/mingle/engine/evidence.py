@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mingle.config.settings import DEFAULT_PORT, Network
-from mingle.engine.rejections import Rejections
+from mingle.engine.reception import Rejections
 from mingle.engine.udp_endpoint import UdpEndpoint
 from mingle.network.folders import Folders
 from mingle.network.interface_monitor import REMEMBERED_ADDRESSES, InterfaceMonitor

@@ -52,6 +52,7 @@ from mingle.engine.store import StoreKeeper
 from mingle.errors import MingleError, counted, opening
 from mingle.network import folders
 from mingle.network.folder import FolderStorage
+from mingle.network.interfaces import file_limit
 from mingle.network.transport import NothingOpenedError
 from mingle.protocol.effects import CloseStore, Effect, Inspect
 from mingle.protocol.events import Inspected, InterfacesChanged
@@ -149,15 +150,13 @@ def job_key(settings: Settings) -> JobKey | None:
 
 def free_files() -> int:
     """Return the number of files that this process can still open."""
-    if sys.platform == "win32":  # for the type checker
-        return 0
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return sys.maxsize
+    limit = file_limit()
+    if limit == sys.maxsize:
+        return limit
     try:
         # Since Linux 6.2 st_size is the number of descriptors (proc(5)), in 2 µs; counting a few thousand takes 1 ms.
         opened = _OWN_FILES.stat().st_size if sys.platform == "linux" else 0
-        return max(0, soft - (opened or len(list(_OWN_FILES.iterdir()))))
+        return max(0, limit - (opened or len(list(_OWN_FILES.iterdir()))))
     except OSError:  # EMFILE: the directory cannot be opened either
         return 0
 

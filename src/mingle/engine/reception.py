@@ -8,9 +8,13 @@ with our signature.
 from __future__ import annotations
 
 import contextlib
+import logging
+import traceback
 from collections import Counter
+from collections.abc import Callable
 
 from mingle.config.values import Secret
+from mingle.errors import MingleError
 from mingle.network.connections import bare_address
 from mingle.network.interface_monitor import InterfaceMonitor
 from mingle.network.peers import Peers
@@ -23,6 +27,8 @@ from mingle.wire.datagrams import Datagram, List, Offer, Seek
 
 LOOKED_AT_UNVERIFIED = 256
 """The number of wrongly signed datagrams that the report takes note of; bounded against a flood of them."""
+LOGGED_FAULTS = 16
+"""The number of places in the code whose failures on input are logged, once each."""
 
 
 class Reception:
@@ -156,3 +162,33 @@ class Reception:
         if admitted is None:
             self._rejected["addresses"] += 1
         return admitted
+
+
+class Rejections:
+    """Counts what is dropped. No input from outside ends a loop.
+
+    Args:
+        say: shows a failure to people.
+    """
+
+    def __init__(self, say: Callable[[int, str, BaseException | None], None]) -> None:
+        self.counts: Counter[str] = Counter()
+        """How much was dropped, by reason."""
+        self._say = say
+        self._places: set[tuple[str, int]] = set()
+
+    def fault(self, error: Exception, what: str) -> None:
+        """Count input that was dropped because its handler raised; log it once for each place in the code."""
+        self.counts["fault"] += 1
+        frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+        place = (frame.f_code.co_filename, line)
+        if place in self._places or len(self._places) >= LOGGED_FAULTS:
+            return
+        self._places.add(place)
+        explained = MingleError.explain(
+            f"{what} could not be handled and was dropped ({type(error).__name__}: {error}); "
+            "the discovery goes on, and further failures at the same place are only counted",
+            cause="a defect in mingle, which a process on the network or on this machine can have provoked",
+            remedy="report the traceback.",
+        )
+        self._say(logging.ERROR, str(explained), error)

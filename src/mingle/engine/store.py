@@ -34,8 +34,9 @@ from mingle.errors import (
     no_port,
     refused,
 )
-from mingle.network.connections import bare_address, canonical_address, keep_open
+from mingle.network.connections import BACKLOG, bare_address, canonical_address, keep_open
 from mingle.network.routes import port_range
+from mingle.network.transport import socket_address
 from mingle.protocol.effects import Effect, FormedStore, OpenStore, ProveStore
 from mingle.protocol.events import StoreFailed, StoreOpened, StoreProved, StoreUnreachable
 from mingle.text import endpoint_text
@@ -51,7 +52,6 @@ _Work: TypeAlias = Callable[[], Callable[[], None]]
 """Work that can block; it returns a call for the loop."""
 
 PORT_FORBIDDEN = "a port below 1024, which only root may open, or one that a policy of the system forbids"
-BACKLOG = 4096
 CONNECT_SECONDS = 2.0
 CONNECT_AGAIN_SECONDS = 0.2
 PROVE_SECONDS = 10.0
@@ -287,19 +287,14 @@ def check_port(port: int, addresses: list[str]) -> None:
 
 
 def _listen(address: str, port: int | None) -> socket.socket:
-    literal, _, zone = address.partition("%")
-    family = socket.AF_INET6 if ":" in literal else socket.AF_INET
     try:
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        own = socket_address(address, port or 0)
+        listener = socket.socket(socket.AF_INET6 if len(own) == 4 else socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
         raise _bind_failed(address, port, error) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            scope = socket.if_nametoindex(zone) if zone else 0
-            listener.bind((literal, port or 0, 0, scope))
-        else:
-            listener.bind((literal, port or 0))
+        listener.bind(own)
         # Before any rank is told the port: a client that comes early waits in the backlog.
         listener.listen(BACKLOG)
     except OSError as error:
@@ -454,13 +449,11 @@ def await_server(address: str, port: int, *, seconds: float, given_up: Callable[
 
 def connect_plainly(address: str, port: int) -> socket.socket:
     """Return a TCP connection to an address literal. `create_connection` would load the codec for names, 2 ms."""
-    literal, _, zone = address.partition("%")
-    family = socket.AF_INET6 if ":" in literal else socket.AF_INET
-    target = (literal, port, 0, socket.if_nametoindex(zone) if zone else 0)
-    connection = socket.socket(family, socket.SOCK_STREAM)
+    target = socket_address(address, port)
+    connection = socket.socket(socket.AF_INET6 if len(target) == 4 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         connection.settimeout(CONNECT_SECONDS)
-        connection.connect(target if family == socket.AF_INET6 else target[:2])
+        connection.connect(target)
     except BaseException:
         connection.close()
         raise

@@ -11,12 +11,11 @@ import random
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from mingle.config.settings import Network
-from mingle.engine.reception import Reception
-from mingle.engine.rejections import Rejections
+from mingle.engine.reception import Reception, Rejections
 from mingle.network.interface_monitor import InterfaceMonitor
 from mingle.network.local_relay import LocalRelay
 from mingle.network.peers import Peers
@@ -220,16 +219,19 @@ class UdpEndpoint:
         if not self.peers.any:
             return
         message = self.machine.calling()
-        for address in self.peers.turn(silent=message is None, now=now):
-            assert message is not None
-            if self.transport is not None:
-                self.transport.unicast(self._encoded(message, padded=True), address)
+        addresses = self.peers.turn(silent=message is None, now=now)
+        if message is not None:
+            self._unicast(message, addresses)
 
     def tell_peers(self, message: Datagram) -> None:
         """Send a datagram to the unicast peers, whenever they are asked next."""
-        for address in self.peers.some():
-            if self.transport is not None:
-                self.transport.unicast(self._encoded(message, padded=True), address)
+        self._unicast(message, self.peers.some())
+
+    def _unicast(self, message: Datagram, addresses: Collection[tuple[str, int]]) -> None:
+        if self.transport is not None and addresses:
+            data = self._encoded(message, padded=True)
+            for address in addresses:
+                self.transport.unicast(data, address)
 
     def say_failed(self, message: Failed) -> None:
         """Say a few times that this process has failed, before its sockets close: single packets get lost."""

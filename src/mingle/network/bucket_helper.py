@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from mingle.network.bucket import BucketReply, BucketRequest
-from mingle.network.folder import Entry
+from mingle.network.folder import MAX_ENTRIES, Entry
 from mingle.wire.datagrams import MAX_BYTES
 
 CONNECT_SECONDS = 3.0
@@ -27,8 +27,6 @@ ANSWER_SECONDS = 5.0
 """How long S3 has to accept a connection and to answer; the next turn tries again."""
 END_SECONDS = 5.0
 """How long the helper goes on with what it was asked once its connection has ended."""
-MAX_ENTRIES = 50_000
-"""How many entries of a listing are looked at; strangers can create more."""
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "timeModified")
 """Where the back ends say when an object was written."""
 _S3 = ("s3", "s3a")

@@ -15,15 +15,13 @@ import os
 import stat
 from collections.abc import Iterator
 
-from mingle.network.folder import Entry, FolderProblem
+from mingle.network.folder import MAX_ENTRIES, Entry, FolderProblem
 from mingle.wire.datagrams import MAX_BYTES
 
 SILENT_SECONDS = 3.0
 """How long a turn can take until the directory counts as one that does not answer."""
 LEAVE_SECONDS = 0.5
 """How long the end of a process waits until its files are deleted."""
-MAX_ENTRIES = 50_000
-"""How many entries of the directory are looked at; strangers can create more."""
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 FIXES = {

@@ -46,6 +46,8 @@ BELIEVED_SECONDS = 120.0
 """An older object is the object of a process that was killed."""
 LITTER_SECONDS = 600.0
 """An older object is deleted by each process that sees it."""
+MAX_ENTRIES = 50_000
+"""How many entries of a listing are looked at; strangers can create more."""
 READS_PER_TURN = 500
 """How many objects are read in a turn: strangers can write more objects than a turn has time for."""
 BUCKET_READS_PER_TURN = 20

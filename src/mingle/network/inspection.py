@@ -34,7 +34,7 @@ from mingle.diagnostics.firewall import Chain, Manager, Packet
 from mingle.errors import MingleError
 from mingle.network.connections import literal
 from mingle.network.interfaces import Interface, Kind
-from mingle.network.routes import port_range, reverse_path_drops
+from mingle.network.routes import port_range, read_text, reverse_path_drops
 from mingle.wire import frames
 
 TOOL_SECONDS = 2.0
@@ -138,7 +138,7 @@ def _reverse_path_filters(names: Iterable[str]) -> dict[str, int]:
 
 def default_route() -> bool | None:
     """Return whether there is a default route of either family; None where that can't be read."""
-    ipv4, ipv6 = _read(_PROC / "self/net/route"), _read(_PROC / "self/net/ipv6_route")
+    ipv4, ipv6 = read_text(_PROC / "self/net/route"), read_text(_PROC / "self/net/ipv6_route")
     if not ipv4:
         return None
     if any(line.split()[1:2] == ["00000000"] and line.split()[7:8] == ["00000000"] for line in ipv4.splitlines()):
@@ -223,7 +223,7 @@ class LookUp:
 
 def name_servers() -> tuple[list[str], float]:
     """Return this host's name servers, and how long a look-up waits if none of them answers (resolv.conf(5))."""
-    words = [line.split() for line in _read(Path("/etc/resolv.conf")).splitlines()]
+    words = [line.split() for line in read_text(Path("/etc/resolv.conf")).splitlines()]
     servers = [each[1] for each in words if each[:1] == ["nameserver"] and len(each) > 1][:3] or ["127.0.0.1"]
     options = dict(option.partition(":")[::2] for each in words if each[:1] == ["options"] for option in each[1:])
     timeout, attempts = (
@@ -249,14 +249,14 @@ _POD_MARK, _CONTAINER_MARK = "/pods/", "containers/"
 
 def surroundings() -> str:
     """Return ``pod``, ``container``, or the name of the cloud, where this machine shows one of them."""
-    mounts = [line.split() for line in _read(_PROC / "self/mountinfo").splitlines()]
+    mounts = [line.split() for line in read_text(_PROC / "self/mountinfo").splitlines()]
     hosts = next((each[3] for each in reversed(mounts) if each[4:5] == ["/etc/hosts"]), "")
     if os.environ.get("KUBERNETES_SERVICE_HOST") or _POD_MARK in hosts:
         return "pod"
     if _CONTAINER_MARK in hosts and _is_bridged():
         return "container"
     files = (*(_DMI / name for name in ("sys_vendor", "product_name", "chassis_asset_tag")), _CLOUD_ID)
-    shown = [_read(file).strip().replace(_AZURE, "Azure") for file in files]
+    shown = [read_text(file).strip().replace(_AZURE, "Azure") for file in files]
     return next((each for each in shown if each in _CLOUDS or each == "Azure"), "")
 
 
@@ -266,7 +266,7 @@ def _is_bridged() -> bool:
     A container in the network of its host has that host's cards.
     """
     links = [link for link in _NET.glob("*") if link.name != "lo"]
-    return all(_read(link / "iflink") != _read(link / "ifindex") for link in links)
+    return all(read_text(link / "iflink") != read_text(link / "ifindex") for link in links)
 
 
 def firewall_chains() -> list[Chain]:
@@ -327,7 +327,7 @@ def _quotable(rule: str) -> str:
 
 def firewall_manager() -> Manager:
     """Return the program that keeps the rules: a rule added behind its back is lost with its next start."""
-    if "ENABLED=yes" in _read(Path("/etc/ufw/ufw.conf")):
+    if "ENABLED=yes" in read_text(Path("/etc/ufw/ufw.conf")):
         return "ufw"
     if Path("/run/firewalld").exists() or Path("/run/firewalld.pid").exists():
         return "firewalld"
@@ -401,7 +401,7 @@ def _sockets(port: int, protocol: str) -> dict[int, int]:
     """Return the sockets bound to a port: inode to user id."""
     found: dict[int, int] = {}
     for table in (protocol, f"{protocol}6"):
-        for line in _read(_PROC / "self/net" / table).splitlines()[1:]:
+        for line in read_text(_PROC / "self/net" / table).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and int(fields[1].rpartition(":")[2], 16) == port:
                 found[int(fields[9])] = int(fields[7])
@@ -411,7 +411,7 @@ def _sockets(port: int, protocol: str) -> dict[int, int]:
 
 def _relaying(port: int) -> int:
     """Return how many processes have a place in the local relay (:mod:`mingle.network.local_relay`)."""
-    names = (line.rpartition(" ")[2] for line in _read(_PROC / "self/net/unix").splitlines())
+    names = (line.rpartition(" ")[2] for line in read_text(_PROC / "self/net/unix").splitlines())
     return len({name for name in names if name.startswith(f"@mingle/udp-{port}/")})
 
 
@@ -443,8 +443,8 @@ def _links(process: str) -> Iterator[str]:
 def _holder(pid: int, user: int) -> Holder | None:
     """Return the process, or None for one that is ending: its memory, which shows what it is, goes before its files."""
     process = _PROC / str(pid)
-    words = _read(process / "cmdline").replace("\0", " ").split() or _read(process / "comm").split()
-    maps = _read(process / "maps")
+    words = read_text(process / "cmdline").replace("\0", " ").split() or read_text(process / "comm").split()
+    maps = read_text(process / "maps")
     if not maps:
         return None
     command = " ".join(words)[:120]  # the process chose it, line breaks included
@@ -452,12 +452,5 @@ def _holder(pid: int, user: int) -> Holder | None:
 
 
 def _number(path: Path) -> int | None:
-    text = _read(path).strip()
+    text = read_text(path).strip()
     return int(text) if text.lstrip("-").isdigit() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:  # not there, or not for us: then nothing is said of it
-        return ""

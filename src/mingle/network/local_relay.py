@@ -32,6 +32,7 @@ from msgspec import Meta
 
 from mingle import forksafe
 from mingle.network.transport import Received, SocketAddress, Version
+from mingle.token_bucket import TokenBucket
 from mingle.wire import datagrams
 from mingle.wire.datagrams import List, Rejected, Seek
 
@@ -170,8 +171,7 @@ class LocalRelay:
         """Why this process has no place in the relay; empty if it has one, and on systems without a relay."""
         self._names = [f"\0mingle/udp-{port}/{number}" for number in range(MAX_PROCESSES)]
         self._own = ""
-        self._credit = RELAYED_AT_ONCE
-        self._credited_at = float("-inf")
+        self._tokens = TokenBucket.full(RELAYED_PER_SECOND, RELAYED_AT_ONCE, float("-inf"))
         self.socket: socket.socket | None = self._open() if sys.platform == "linux" else None
 
     def _open(self) -> socket.socket | None:
@@ -209,11 +209,8 @@ class LocalRelay:
         """Send a datagram to all other processes, unless it was relayed already or the rate is exceeded."""
         if self.socket is None or not _is_ours(received.data) or datagrams.is_repeated(received.data):
             return
-        self._credit = min(RELAYED_AT_ONCE, self._credit + (now - self._credited_at) * RELAYED_PER_SECOND)
-        self._credited_at = now
-        if self._credit < 1:
+        if not self._tokens.take(now):
             return
-        self._credit -= 1
         copy = _encoder.encode(
             _Relayed(
                 datagrams.as_repeated(received.data),

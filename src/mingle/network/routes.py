@@ -99,10 +99,7 @@ def egress(address: str, source: str = "") -> int:
 
 def reverse_path_drops() -> int:
     """Return how many packets the reverse path filter of this network namespace has dropped so far (Linux)."""
-    try:
-        lines = [line.split() for line in Path("/proc/self/net/netstat").read_text().splitlines()]
-    except OSError:
-        return 0
+    lines = [line.split() for line in read_text(Path("/proc/self/net/netstat")).splitlines()]
     extended = [line for line in lines if line[:1] == ["TcpExt:"]]
     for names, values in zip(extended[::2], extended[1::2], strict=False):
         if "IPReversePathFilter" in names:
@@ -112,10 +109,7 @@ def reverse_path_drops() -> int:
 
 def port_range() -> tuple[int, int]:
     """Return the first and the last port that the system chooses (ip(7)); its default where that can't be read."""
-    try:
-        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    except (OSError, ValueError):
-        return 32768, 60999
+    first, last = read_text(Path("/proc/sys/net/ipv4/ip_local_port_range")).split() or (32768, 60999)
     return int(first), int(last)
 
 
@@ -125,9 +119,14 @@ def neighbors(interface: str = "") -> dict[str, str]:
     Args:
         interface: on which; empty: on any.
     """
-    try:
-        lines = Path("/proc/self/net/arp").read_text().splitlines()[1:]
-    except OSError:
-        return {}
+    lines = read_text(Path("/proc/self/net/arp")).splitlines()[1:]
     rows = [row for row in map(str.split, lines) if len(row) > 3 and interface in ("", row[-1])]
     return {row[0]: row[3] if int(row[2], 16) & _ATF_COM else "" for row in rows}
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a file of the system; empty: it is not there, or not for this user."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

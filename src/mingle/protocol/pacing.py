@@ -22,8 +22,8 @@ from collections.abc import Callable
 from mingle.protocol.effects import Answer, Effect, Multicast
 from mingle.protocol.events import Source
 from mingle.protocol.explain.observations import TOLD_AGAIN_SECONDS, Diagnostics
-from mingle.protocol.links.token_bucket import TokenBucket
 from mingle.protocol.machine import Context, Identity
+from mingle.token_bucket import TokenBucket
 from mingle.wire.datagrams import Datagram, Failed, List, Offer, Seek
 
 FIRST_SEEK_SECONDS_PER_RANK = 0.0002

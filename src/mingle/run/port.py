@@ -16,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mingle import detached
-from mingle.engine.store import BACKLOG, PORT_FORBIDDEN, StoreKeeper, StoreServer, connect_plainly
+from mingle.engine.store import PORT_FORBIDDEN, StoreKeeper, StoreServer, connect_plainly
 from mingle.errors import ConfigurationError, MingleError
+from mingle.network.connections import BACKLOG
 from mingle.network.inspection import holders
 from mingle.protocol.effects import ProveStore
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import select
 import socket
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,9 +32,11 @@ from mingle.protocol.events import (
     Event,
     FoldersListed,
     Heard,
+    InterfacesChanged,
     TimerDue,
 )
 from mingle.wire.datagrams import Offer
+from tests.support.alarms import alarm_is_passed_on
 from tests.support.failing import refusing
 from tests.support.noting_driver import SEEK, SESSION, Noting, fail, folder_driver, let_lo_have
 from tests.support.ports import free_udp_port
@@ -196,3 +199,21 @@ def test_an_object_that_a_machine_can_not_handle_ends_no_loop(tmp_path: Path) ->
         host.carry_out()
         seeker.turn_until(FoldersListed)
         seeker.turn_until_dropped(1)
+
+
+# --- calls of other threads -------------------------------------------------------------------------------------------
+
+
+def test_call_of_another_thread_wakes_the_driver(driver: Noting) -> None:
+    thread = threading.Thread(target=driver.call, args=(lambda: driver.tell(InterfacesChanged()),))
+    thread.start()
+    driver.turn_until(InterfacesChanged)
+    thread.join()
+
+
+def test_a_timeout_error_of_a_signal_handler_that_comes_with_a_call_is_not_lost(
+    driver: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with alarm_is_passed_on() as interrupted, monkeypatch.context() as patched:
+        patched.setattr(socket.socket, "send", interrupted)
+        driver.call(list)

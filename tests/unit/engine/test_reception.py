@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -16,11 +17,13 @@ from mingle.network import interfaces
 from mingle.network.interface_monitor import InterfaceMonitor
 from mingle.network.peers import Peers
 from mingle.network.transport import Received
+from mingle.protocol.effects import Answer, Multicast
 from mingle.protocol.events import Heard, HeardUnverified, Source
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, List, Offer, Seek
 from tests.support.nics import nic
+from tests.support.noting_driver import Noting
 
 JOB = "a job"
 MEMBER, SESSION = b"m" * 16, b"s" * 16
@@ -226,3 +229,19 @@ def test_only_an_observer_hears_in_a_folder_of_those_that_look_for_a_host(machin
         assert event is None
     question = datagrams.encode(List(member=MEMBER))
     assert reception.admit_found(question, FOLDER, same_node=True, seeks=seeks) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")
+def test_an_answer_that_can_not_be_sent_ends_no_loop(driver: Noting, caplog: pytest.LogCaptureFixture) -> None:
+    """A local message, for example, may name a destination that is no address."""
+    answer = offer("127.0.0.1")
+    question = datagrams.padded(SEEK, datagrams.MAX_BYTES)
+    received = Received(question, ("127.0.0.1", 9), "4", False, "127.0.0.1\0", interface="lo", shared=True)
+    source = Source(interface="lo", multicast=False, signed=False, address="127.0.0.1", reply_to=received)
+    for _ in range(3):
+        driver.notes.to_do += [Answer(source, answer), Multicast(answer)]
+        driver.turn_until(Heard)
+        driver.notes.told.clear()
+    assert driver.evidence.facts().rejected["fault"] == 3
+    assert len(caplog.records) == 1, "each fault is logged once"
+    assert "embedded null" in caplog.text

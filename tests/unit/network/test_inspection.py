@@ -63,7 +63,7 @@ def test_name_servers_and_how_long_they_are_waited_for(
     written: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one server it was seen in the lab, of two it is glibc's rule: the second one gets 2^1 * 5 s / 2."""
-    monkeypatch.setattr(inspection, "_read", lambda _file: written)
+    monkeypatch.setattr(inspection, "read_text", lambda _file: written)
     servers, waited = inspection.name_servers()
     assert servers == [line.split()[1] for line in written.splitlines() if line.startswith("nameserver")]
     assert waited == seconds

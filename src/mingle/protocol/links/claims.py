@@ -13,7 +13,7 @@ import ipaddress
 import msgspec
 from msgspec import Struct, field
 
-from mingle.protocol.links.token_bucket import TokenBucket
+from mingle.token_bucket import TokenBucket
 from mingle.wire.datagrams import Offer
 
 SENDER_DIALS_PER_SECOND = 4.0

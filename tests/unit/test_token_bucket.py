@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.protocol.links.token_bucket import TokenBucket
+from mingle.token_bucket import TokenBucket
 
 
 def test_burst_is_followed_by_the_sustained_rate() -> None:
