@@ -24,7 +24,7 @@ from mingle.protocol.explain.observations import Agents, Diagnostics, Gone, Netw
 from mingle.wire.datagrams import Offer, Seek
 from mingle.wire.echo import EchoRequest
 from mingle.wire.frames import ProcessInfo, Status
-from tests.support.bystanders import Wire, a_finder
+from tests.support.bystanders import Wire
 from tests.support.ping_lan import Lan, echo_heard
 
 
@@ -118,8 +118,7 @@ def agent_names(row: Row) -> str:
 def find_names(row: Row) -> str:
     """The same, of `mingle-discover find`."""
     wire = Wire()
-    finder = a_finder(wire, "resnet")
-    wire.add("10.0.0.2", finder)
+    finder = wire.look()
     if "seeker" in row.heard:
         wire.hear("10.0.0.2", Seek(job="resnet", member=b"M" * 16, world_size=2, rank=1), "10.0.0.3")
     if "offer" in row.heard:
@@ -187,7 +186,6 @@ GONE = Status(joined=3, world_size=4, departed=(2,), left=("rank 2 on host node2
 ALONE = Status(joined=1, world_size=4, missing=(1, 2, 3))
 PAIR = Status(joined=2, world_size=4, lacks="1 more node: 3 to 4 are wanted")
 
-NO_ROUTE_WORDS = "no default route"
 RANKS = (
     Row(
         observed="a rank was refused",
