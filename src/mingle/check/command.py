@@ -423,13 +423,9 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def main() -> None:
-    """Run the command, and exit without waiting for calls that were given up."""
+    """Run the command; SIGTERM ends it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, _terminate)
-    try:
-        check(prog_name="mingle-check")
-    except SystemExit as end:
-        output.flush()
-        os._exit(end.code if isinstance(end.code, int) else 1)
+    output.leave_with(check, "mingle-check")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import errno
 import itertools
 import os
 import queue
-import re
 import time
 import typing
 from collections import Counter
@@ -24,6 +23,7 @@ from mingle.check import control, verdicts
 from mingle.check.messages import REPLY, Introduction, Order, Reply, decode, receive, send
 from mingle.check.probes import PairResult, Probes
 from mingle.check.verdicts import Bandwidth, CheckedRank, Evidence, Pair, PairReport, RankReport, Report, Step
+from mingle.config.order import order_key
 from mingle.job import Job
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
@@ -74,7 +74,7 @@ def evidence_of(roster: Sequence[Introduction], lost: Mapping[int, str] | None =
     for hello in reversed(roster):
         speakers[hello.node] = hello  # the first rank of its machine speaks for it
     alone = len(speakers) == 1
-    shown = roster if alone else sorted(speakers.values(), key=lambda each: (_by_number(each.host), each.rank))
+    shown = roster if alone else sorted(speakers.values(), key=lambda each: (order_key(None, each.host, ""), each.rank))
     place_of_node = {hello.node: at for at, hello in enumerate(shown)}
     numbers = {hello.rank: at if alone else place_of_node[hello.node] for at, hello in enumerate(roster)}
     places: list[CheckedRank] = []
@@ -112,11 +112,6 @@ def ranks_of_one_gpu(roster: Sequence[Introduction]) -> list[list[int]]:
     for hello in roster:
         users.setdefault((hello.host, hello.gpu), []).append(hello.rank)
     return [ranks for (_, gpu), ranks in users.items() if gpu and len(ranks) > 1]
-
-
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Return what sorts node9 before node10."""
-    return [(int(number or 0), text) for text, number in re.findall(r"(\D+)|(\d+)", name)]
 
 
 def report_of(seen: Evidence, roster: Sequence[Introduction], started: float) -> Report:

@@ -156,7 +156,7 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
             "name another host in --check, one on which `mingle-discover doctor --serve` runs",
         )
         for each in asked
-        if each.host in pinger.own and each.host not in heard
+        if each.host in pinger.pings.own and each.host not in heard
     ]
     return findings, [peer_record(peer) for peer in pinger.pings.peers.values()]
 
@@ -228,21 +228,18 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
         output.say(
             f"pinging on {', '.join(pinger.interfaces)}, UDP port {network.port}; run the same command on other hosts"
         )
-        with contextlib.ExitStack() as stack:
-            shown: dict[bytes, bool] = {}
-            if shared.header and not shared.json and not output.is_terminal():
-                output.line(("EVENT", *PING_COLUMNS))
+        shown: dict[bytes, bool] = {}
 
-            def print_changes() -> None:
-                for name, peer in pinger.pings.peers.items():
-                    if not shared.json and shown.get(name) != peer.gone:
-                        shown[name] = peer.gone
-                        output.line(("-" if peer.gone else "+", str(peer), f"pid {peer.pid}"))
+        def table() -> Table:
+            return ping_table(pinger.pings.peers.values(), wide=shared.wide)
 
-            update = print_changes
-            if output.redraws() and not shared.json:
-                draw = output.live(lambda: ping_table(pinger.pings.peers.values(), wide=shared.wide), transient=True)
-                update = stack.enter_context(draw)
+        def print_changes() -> None:
+            for name, peer in pinger.pings.peers.items():
+                if not shared.json and shown.get(name) != peer.gone:
+                    shown[name] = peer.gone
+                    output.line(("-" if peer.gone else "+", str(peer), f"pid {peer.pid}"))
+
+        with shared.following(PING_COLUMNS, table, print_changes, transient=True) as update:
             with contextlib.suppress(KeyboardInterrupt):
                 pinger.run(until=until, each=update)
             update()

@@ -83,8 +83,7 @@ def watch(shared: Shared) -> None:
     Ctrl-C or --timeout.
     """
     network = shared.network(1.0)
-    with contextlib.ExitStack() as stack:
-        observer = stack.enter_context(Observer(network, folders=True))
+    with Observer(network, folders=True) as observer:
         finder = make_finder(observer, network, None, time.monotonic(), refresh=WATCH_SECONDS, forgets=True)
         before: dict[_Key, dict[str, Any]] = {}
 
@@ -99,20 +98,15 @@ def watch(shared: Shared) -> None:
             before.clear()
             before.update(now)
 
-        update = print_changes
-        drawn = output.redraws() and not shared.json
-        if shared.header and not shared.json and not drawn:
-            output.line(("EVENT", *COLUMNS))
-        if drawn:
-            update = stack.enter_context(
-                output.live(lambda: jobs_table(_records_by_session(finder).values(), wide=shared.wide))
-            )
+        def table() -> Table:
+            return jobs_table(_records_by_session(finder).values(), wide=shared.wide)
 
         def done() -> bool:
             update()
             return False
 
-        with contextlib.suppress(KeyboardInterrupt):
+        live = shared.following(COLUMNS, table, print_changes, transient=False)
+        with live as update, contextlib.suppress(KeyboardInterrupt):
             observer.run(finder, until=shared.deadline(), done=done)
 
 

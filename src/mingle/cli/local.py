@@ -117,13 +117,10 @@ def interfaces_table(records: Iterable[Mapping[str, Any]], *, wide: bool = False
         state = "up" if each["up"] else "down"
         state += ", no carrier" if each["up"] and not each["running"] else ""
         state += "" if each["multicast"] else ", no multicast flag"
-        used = _used(each) if each["used"] else f"no: {each['reason'] or 'nothing can be used'}"
+        choice = "preferred" if each["preference"] == 1 else f"choice {each['preference']}"
+        used = f"yes, {choice}" if each["used"] else f"no: {each['reason'] or 'nothing can be used'}"
         rows.append((each["name"], used, each["kind"], state, tuple(each["addresses"])))
     return Table(("INTERFACE", "USED", "KIND", "STATE", "ADDRESSES"), rows, prose="USED", wide=wide)
-
-
-def _used(record: Mapping[str, Any]) -> str:
-    return "yes, preferred" if record["preference"] == 1 else f"yes, choice {record['preference']}"
 
 
 @click.command("env", epilog="Example: srun mingle-discover env")

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -66,16 +66,7 @@ class Shared:
     header: bool = False
 
     def network(self, timeout: float | None = None) -> Network:
-        """Return the network settings, and show the warnings about the values; see :meth:`settings`."""
-        from mingle.config import values
-
-        network = self.settings(timeout)
-        for remark in values.remarks(network.secret):
-            output.say(f"warning: {remark}")
-        return network
-
-    def settings(self, timeout: float | None = None) -> Network:
-        """Return the network settings: the options, else the variables that the ranks read.
+        """Return the network settings: the options, else the variables that the ranks read. Show warnings about them.
 
         Args:
             timeout: the command's default timeout, in seconds; None: ``MINGLE_TIMEOUT``.
@@ -85,15 +76,38 @@ class Shared:
         """
         from msgspec import structs
 
-        from mingle.config import settings
+        from mingle.config import settings, values
 
         settings.refuse_windows()
         limit = timeout if self.timeout is None else self.timeout
-        return settings.resolve_network(os.environ, structs.replace(self.arguments, discovery_timeout=limit))
+        network = settings.resolve_network(os.environ, structs.replace(self.arguments, discovery_timeout=limit))
+        for remark in values.remarks(network.secret):
+            output.say(f"warning: {remark}")
+        return network
 
     def deadline(self) -> float | None:
         """Return the monotonic time at which --timeout ends a command that otherwise does not end; None: never."""
         return None if self.timeout is None else time.monotonic() + self.timeout
+
+    @contextlib.contextmanager
+    def following(
+        self, columns: Sequence[str], table: Callable[[], Table], print_changes: Callable[[], None], *, transient: bool
+    ) -> Iterator[Callable[[], None]]:
+        """Yield the function that shows the present state: as a table that is drawn anew, else what has changed.
+
+        Args:
+            columns: the headings of what has changed, after that of the event.
+            table: returns the table of the moment, for a terminal.
+            print_changes: prints what has changed.
+            transient: whether the table is erased at the end.
+        """
+        if output.redraws() and not self.json:
+            with output.live(table, transient=transient) as draw:
+                yield draw
+            return
+        if self.header and not self.json and not output.is_terminal():
+            output.line(("EVENT", *columns))
+        yield print_changes
 
     def answer(self, fields: Mapping[str, Any], table: Table, lines: Table | None = None) -> None:
         """Print an answer: as JSON if wanted, else the table, which a pipe gets as its rows or as these lines."""

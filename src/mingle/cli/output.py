@@ -128,12 +128,16 @@ def complain(error: MingleError, command: str, *, as_json: bool) -> None:
         answer_json(command.removeprefix("mingle-"), {"error": error_record(error)})
 
 
-def flush() -> None:
-    """Write what is buffered, before an exit that does not; the reader of a stream can be gone."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+def leave_with(command: click.Command, name: str) -> None:
+    """Run a command and exit with its status, also if its output can't be written or a call that was given up runs."""
+    try:
+        command(prog_name=name)
+    except SystemExit as end:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError, ValueError):  # its reader can be gone
+                    stream.flush()
+        os._exit(end.code if isinstance(end.code, int) else 1)
 
 
 def is_terminal() -> bool:
@@ -270,7 +274,7 @@ def show(table: Table, lines: Table | None = None, *, header: bool = False) -> N
 
 
 @contextlib.contextmanager
-def live(table: Callable[[], Table], *, transient: bool = False) -> Iterator[Callable[[], None]]:
+def live(table: Callable[[], Table], *, transient: bool) -> Iterator[Callable[[], None]]:
     """Yield the function that draws the table of the moment on the terminal; ``transient``: it is erased at the end."""
     from rich.live import Live
 

@@ -183,7 +183,7 @@ def blocked(chains: Sequence[Chain], packet: Packet, hook: Hook = "input") -> Bl
     """Return what drops a packet at a hook, or None. Each base chain can drop what the others accept."""
     by_name = {(chain.family, chain.table, chain.name): chain for chain in chains}
     for chain in chains:
-        if chain.hook == hook and chain.family in {"inet", "ip", "ip6"} and _meets(chain.family, packet):
+        if chain.hook == hook and chain.family in ("inet", "ip6" if packet.ipv6 else "ip"):
             found = _walk(chain, packet, by_name, depth=0)
             if isinstance(found, Block):
                 return found
@@ -196,10 +196,6 @@ def without_noise(rule: str) -> str:
     """Return a rule without its counters and comments, and without the words of a log entry or of a rejection."""
     rest = _compiled(_NOISE).sub(lambda match: "reject" if match[0].startswith("reject") else "", rule)
     return " ".join(rest.split())
-
-
-def _meets(family: str, packet: Packet) -> bool:
-    return family == "inet" or (family == "ip6") == packet.ipv6
 
 
 def _walk(

@@ -512,7 +512,6 @@ class Pinger:
         except BaseException:
             self._observer.close()
             raise
-        self.own = frozenset(address for address, _ in self._addresses())
         self.pings = PingMachine(
             job,
             pinger=new_name(),
@@ -524,7 +523,7 @@ class Pinger:
             new_id=driver.new_id,
             now=time.monotonic(),
             key=self._key,
-            own=self.own,
+            own=[address for address, _ in self._addresses()],
         )
 
     def __enter__(self) -> Self:
@@ -573,10 +572,10 @@ class Pinger:
         """Listen on addresses that this host has got since: others dial the source of a PING."""
         own = self._addresses()
         self.driver.connections.listen_also(own)
-        self.own = self.pings.own = frozenset(address for address, _ in own)
+        self.pings.own = frozenset(address for address, _ in own)
 
     def _learn_peers(self, _now: float) -> None:
-        found = [each for each in self.driver.udp.peers.take() if each[0] not in self.own]
+        found = [each for each in self.driver.udp.peers.take() if each[0] not in self.pings.own]
         self.pings.learn([(_with_named_zone(address), port) for address, port in found])
 
     def _heard(self, received: Received, now: float) -> None:

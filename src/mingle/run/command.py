@@ -105,8 +105,8 @@ def run(
     wanted = _settings(shared, nnodes, job_id, node_rank, master_port, mesh, [head or "", *command])
     asked = None if wanted.placement.node_rank_launched else wanted.placement.node_rank
     for at_node_0, each in words.items():
-        if asked is None or (asked == 0) is at_node_0:
-            _check_program(each)
+        if (asked is None or (asked == 0) is at_node_0) and not placeholders.used_in(each[0]):
+            check_exists(each[0])
     program = Program()
     status = FAILED
     try:
@@ -131,11 +131,6 @@ def _split(head: str) -> list[str]:
             "--head is empty.", cause="a variable that is not set", remedy="give the command of node 0, or no --head."
         )
     return words
-
-
-def _check_program(words: Sequence[str]) -> None:
-    if not placeholders.used_in(words[0]):
-        check_exists(words[0])
 
 
 def _settings(
@@ -347,12 +342,8 @@ def _look_at_port(number: int) -> None:
 
 
 def main() -> None:
-    """Run the command, and exit with its status also where its output can't be written any more."""
-    try:
-        run(prog_name=NAME)
-    except SystemExit as end:
-        output.flush()
-        os._exit(end.code if isinstance(end.code, int) else FAILED)
+    """Run the command."""
+    output.leave_with(run, NAME)
 
 
 if __name__ == "__main__":

@@ -103,8 +103,7 @@ def test_pinger_listens_on_new_addresses() -> None:
         interfaces.usable = (structs.replace(lo, addresses=(*lo.addresses, IPv4Interface("127.0.0.77/8"))),)
         assert pinger.driver._scanned is not None
         pinger.driver._scanned(time.monotonic(), True)
-        assert "127.0.0.77" in pinger.own
-        assert pinger.pings.own == pinger.own
+        assert "127.0.0.77" in pinger.pings.own
         socket.create_connection(("127.0.0.77", pinger.driver.connections.port), timeout=30).close()
 
 
