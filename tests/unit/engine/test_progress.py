@@ -31,6 +31,8 @@ from tests.support.alarms import alarm_is_passed_on
 from tests.support.failing import refusing
 from tests.support.loopback import job_name, until
 
+Make = Callable[..., Progress]
+Lines = Callable[..., dict[float, str]]
 SEEKING = Situation(diagnostics=Diagnostics(), rank=1)
 
 
@@ -98,7 +100,7 @@ def job() -> str:
 
 
 @pytest.fixture
-def made(job: str) -> Iterator[Callable[..., Progress]]:
+def made(job: str) -> Iterator[Make]:
     """Make the progress of processes of one job, which end with the test."""
     with contextlib.ExitStack() as stack:
 
@@ -227,7 +229,7 @@ def closed() -> io.StringIO:
 
 @pytest.mark.parametrize("stderr", [None, Broken(), closed()], ids=["none", "without a reader", "closed"])
 def test_a_process_that_can_say_nothing_goes_on(
-    made: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO | None
+    made: Make, monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO | None
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
     say(logging.WARNING, "one thing")
@@ -236,9 +238,7 @@ def test_a_process_that_can_say_nothing_goes_on(
     show(shown, 10.0)
 
 
-def test_an_stderr_that_can_only_write_is_no_terminal(
-    made: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_stderr_that_can_only_write_is_no_terminal(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """What scripts put in its place to write a file as well: no stream, and without `isatty`."""
     text = list[str]()
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=text.append))
@@ -250,7 +250,7 @@ def test_an_stderr_that_can_only_write_is_no_terminal(
 
 
 def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
-    capsys: pytest.CaptureFixture[str], made: Callable[..., Progress], job: str
+    capsys: pytest.CaptureFixture[str], made: Make, job: str
 ) -> None:
     shown, lines = made(), {}
     for step in range(101 * 20):
@@ -261,7 +261,7 @@ def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
 
 
 def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(
-    terminal: Terminal, made: Callable[..., Progress], job: str
+    terminal: Terminal, made: Make, job: str
 ) -> None:
     with contextlib.redirect_stderr(terminal):
         shown = made()
@@ -278,7 +278,7 @@ def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(
     assert shown.next_timer() is None
 
 
-def test_markup_in_a_job_id_is_text(terminal: Terminal, made: Callable[..., Progress], job: str) -> None:
+def test_markup_in_a_job_id_is_text(terminal: Terminal, made: Make, job: str) -> None:
     with contextlib.redirect_stderr(terminal):
         shown = made(f"[red]{job}[/nonsense]")
         show(shown, 5.0)
@@ -286,7 +286,7 @@ def test_markup_in_a_job_id_is_text(terminal: Terminal, made: Callable[..., Prog
         shown.close()
 
 
-def test_off_is_off(terminal: Terminal, made: Callable[..., Progress]) -> None:
+def test_off_is_off(terminal: Terminal, made: Make) -> None:
     with contextlib.redirect_stderr(terminal):
         shown = made(off=True)
         assert shown.next_timer() is None
@@ -296,7 +296,7 @@ def test_off_is_off(terminal: Terminal, made: Callable[..., Progress]) -> None:
     assert terminal.getvalue() == ""
 
 
-def test_in_a_log_the_host_is_asked_for_each_look_and_shortly_before_each_line(made: Callable[..., Progress]) -> None:
+def test_in_a_log_the_host_is_asked_for_each_look_and_shortly_before_each_line(made: Make) -> None:
     shown = made()
     asked = [step / 20 for step in range(111 * 20) if show(shown, step / 20)]
     looks = [*(3.5 + 3 * number for number in range(20)), *(70.5 + 10 * number for number in range(5))]
@@ -309,7 +309,7 @@ def test_in_a_log_the_host_is_asked_for_each_look_and_shortly_before_each_line(m
     assert not show(shown, 190.0)
 
 
-def test_on_a_terminal_the_host_is_asked_once_a_second(terminal: Terminal, made: Callable[..., Progress]) -> None:
+def test_on_a_terminal_the_host_is_asked_once_a_second(terminal: Terminal, made: Make) -> None:
     with contextlib.redirect_stderr(terminal):
         shown = made()
         asked = [step / 20 for step in range(100) if show(shown, step / 20)]
@@ -321,7 +321,7 @@ def test_on_a_terminal_the_host_is_asked_once_a_second(terminal: Terminal, made:
 
 
 @pytest.fixture
-def lines_of(made: Callable[..., Progress], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[float, str]]:
+def lines_of(made: Make, capsys: pytest.CaptureFixture[str]) -> Lines:
     """Return the lines of a log, by time, if a look at each time finds such a cause: what follows the seconds."""
 
     def collect(causes: Callable[[float], str], seconds: int = 60) -> dict[float, str]:
@@ -347,26 +347,24 @@ TYPO = "a typo; fix: do something"
         pytest.param(lambda now: "a typo" if now < 38 else "", {10: TYPO, 40: ""}, id="not once it is mended"),
     ],
 )
-def test_when_a_cause_is_named(
-    lines_of: Callable[..., dict[float, str]], found: Callable[[float], str], lines: dict[float, str]
-) -> None:
+def test_when_a_cause_is_named(lines_of: Lines, found: Callable[[float], str], lines: dict[float, str]) -> None:
     assert lines_of(found) == lines
 
 
-def test_causes_that_take_turns_do_not_fill_a_log(lines_of: Callable[..., dict[float, str]]) -> None:
+def test_causes_that_take_turns_do_not_fill_a_log(lines_of: Lines) -> None:
     lines = lines_of(lambda now: ("a typo", "a secret")[int(now / 7) % 2], 301)
     assert len(lines) <= 12
     assert {text.partition(";")[0] for text in lines.values()} == {"a typo", "a secret"}
     assert min(after - before for before, after in itertools.pairwise(lines)) >= 10
 
 
-def test_a_count_that_grows_is_no_new_cause(lines_of: Callable[..., dict[float, str]]) -> None:
+def test_a_count_that_grows_is_no_new_cause(lines_of: Lines) -> None:
     lines = lines_of(lambda now: f"{now:.0f} datagrams could not be sent")
     assert list(lines) == [10.0, 40.0]
     assert all("datagrams could not be sent" in text for text in lines.values())
 
 
-def test_on_a_terminal_the_living_line_names_the_cause(terminal: Terminal, made: Callable[..., Progress]) -> None:
+def test_on_a_terminal_the_living_line_names_the_cause(terminal: Terminal, made: Make) -> None:
     with contextlib.redirect_stderr(terminal):
         shown = made()
         for step in range(int(9.9 * 20)):
@@ -379,9 +377,7 @@ def test_on_a_terminal_the_living_line_names_the_cause(terminal: Terminal, made:
         shown.close()
 
 
-def test_found_or_lost_host_restarts_the_look_for_causes(
-    made: Callable[..., Progress], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_found_or_lost_host_restarts_the_look_for_causes(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
     shown = made()
     for now in (4.0, 7.0, 9.5):
         show(shown, now, cause="rank 0 can't be reached")
@@ -391,7 +387,7 @@ def test_found_or_lost_host_restarts_the_look_for_causes(
 
 @linux_only
 def test_a_process_without_a_host_speaks_beside_one_that_has_a_host(
-    made: Callable[..., Progress], job: str, capsys: pytest.CaptureFixture[str]
+    made: Make, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others do not know what keeps it out: another secret, in the second terminal of one machine."""
     seated, kept_out, another = (made() for _ in range(3))
@@ -410,7 +406,7 @@ def test_a_process_without_a_host_speaks_beside_one_that_has_a_host(
 
 
 @linux_only
-def test_speaker_of_a_node_hands_the_line_on(capsys: pytest.CaptureFixture[str], made: Callable[..., Progress]) -> None:
+def test_speaker_of_a_node_hands_the_line_on(capsys: pytest.CaptureFixture[str], made: Make) -> None:
     first, second, other = made(), made(), made(job_name("other"))
     assert show(first, 9.0)
     assert not show(second, 9.0)
@@ -424,7 +420,7 @@ def test_speaker_of_a_node_hands_the_line_on(capsys: pytest.CaptureFixture[str],
 
 
 @linux_only
-def test_one_process_of_a_node_with_many_ranks_speaks(made: Callable[..., Progress]) -> None:
+def test_one_process_of_a_node_with_many_ranks_speaks(made: Make) -> None:
     """Each of the others calls the speaker, which looks only when it has something to do itself."""
     assert [show(made(), 9.0) for _ in range(300)] == [True] + [False] * 299
 
@@ -448,7 +444,7 @@ def another_speaker(job: str, stderr: TextIO | None = None) -> Iterator[subproce
 
 
 @linux_only
-def test_killed_speaker_is_replaced(made: Callable[..., Progress], job: str) -> None:
+def test_killed_speaker_is_replaced(made: Make, job: str) -> None:
     mine = made()
     with another_speaker(job) as speaker:
         assert not show(mine, 9.0)
@@ -487,7 +483,7 @@ def held_by_another_user(*names: str, listens: bool) -> Iterator[None]:
 @linux_only
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to become another user")
 @pytest.mark.parametrize("listens", [True, False])
-def test_another_user_silences_nobody(made: Callable[..., Progress], job: str, listens: bool) -> None:
+def test_another_user_silences_nobody(made: Make, job: str, listens: bool) -> None:
     digest = hashlib.sha256(f"{os.geteuid()}\0{job}\0False".encode()).hexdigest()
     name = f"mingle-progress-{digest[:32]}"
     first, second, every = (made() for _ in range(3))
@@ -503,7 +499,7 @@ def test_another_user_silences_nobody(made: Callable[..., Progress], job: str, l
 
 @linux_only
 def test_a_second_terminal_says_once_where_the_line_is(
-    terminal: Terminal, made: Callable[..., Progress], job: str, tmp_path: Path
+    terminal: Terminal, made: Make, job: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "stderr"
     with log.open("w") as stderr, another_speaker(job, stderr) as other, contextlib.redirect_stderr(terminal):
@@ -515,9 +511,7 @@ def test_a_second_terminal_says_once_where_the_line_is(
 
 
 @linux_only
-def test_the_processes_of_one_terminal_do_not_point_to_each_other(
-    terminal: Terminal, made: Callable[..., Progress]
-) -> None:
+def test_the_processes_of_one_terminal_do_not_point_to_each_other(terminal: Terminal, made: Make) -> None:
     with contextlib.redirect_stderr(terminal):
         both = made(), made()
         for now in (1.0, 2.0, 3.0):
@@ -528,14 +522,14 @@ def test_the_processes_of_one_terminal_do_not_point_to_each_other(
             shown.close()
 
 
-def test_each_process_speaks_on_other_systems(made: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_speaks_on_other_systems(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert [show(made(), 9.0) for _ in range(2)] == [True, True]
 
 
 @pytest.mark.parametrize("where", ["write", "update", "stop"])
 def test_signal_handlers_exception_while_showing_reaches_the_caller(
-    where: str, terminal: Terminal, made: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch
+    where: str, terminal: Terminal, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.redirect_stderr(terminal):
         shown = made()
@@ -549,9 +543,7 @@ def test_signal_handlers_exception_while_showing_reaches_the_caller(
         shown.close()
 
 
-def test_a_terminal_that_has_gone_is_no_error(
-    terminal: Terminal, made: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_that_has_gone_is_no_error(terminal: Terminal, made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank of a closed ssh session whose SIGHUP is ignored: each write is EIO, also the one that removes the line."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # of rich's thread
     before = threading.active_count()

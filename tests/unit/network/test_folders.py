@@ -20,6 +20,7 @@ from mingle.wire import datagrams
 from mingle.wire.datagrams import Offer, Seek
 from tests.support.loopback import until
 
+Make = Callable[..., "Process"]
 NODE = digest("here")[:16]
 OTHER_NODE = "b" * 16
 MEMBER, OTHER = bytes(15) + b"\2", bytes(15) + b"\1"
@@ -53,6 +54,8 @@ class Memory:
         self.error: Exception | None = None
         self.ages: dict[str, float] = {}
         """How long ago these objects were written, and the others just now; empty: the storage does not tell."""
+        self.lists = True
+        """Whether its listings show what lies there."""
         self.hidden: set[str] = set()
         """What can't be read."""
         self.written: list[bytes] = []
@@ -84,7 +87,8 @@ class Memory:
         self.objects[name] = data
 
     def list(self) -> list[Entry]:
-        return [Entry(name, 1000.0 - self.ages.get(name, 0.0) if self.ages else None) for name in list(self.objects)]
+        names = list(self.objects) if self.lists else []
+        return [Entry(name, 1000.0 - self.ages.get(name, 0.0) if self.ages else None) for name in names]
 
     def read(self, name: str) -> bytes | None:
         return None if name in self.hidden else self.objects.get(name)
@@ -150,7 +154,7 @@ class Process:
 
 
 @pytest.fixture
-def processes() -> Iterator[Callable[..., Process]]:
+def processes() -> Iterator[Make]:
     """Make processes that leave their folders at the end of the test."""
     made: list[Process] = []
 
@@ -166,7 +170,7 @@ def processes() -> Iterator[Callable[..., Process]]:
 # --- what is shown and found ------------------------------------------------------------------------------------------
 
 
-def test_host_is_found_and_leaves_nothing(processes: Callable[..., Process]) -> None:
+def test_host_is_found_and_leaves_nothing(processes: Make) -> None:
     objects: dict[str, bytes] = {}
     host, seeker = processes(shared=Memory(objects)), processes(shared=Memory(objects))
     host.show(OFFER)
@@ -177,13 +181,12 @@ def test_host_is_found_and_leaves_nothing(processes: Callable[..., Process]) -> 
     assert seeker.folders.is_ours(found)
     assert not seeker.folders.is_ours(Found(found.data, OTHER_NODE))
     assert seeker.reports[0][0] == "shared"
-    host.folders.close()
-    seeker.folders.close()
-    assert objects == {}
-    assert threads() == 0
+    for each in (host, seeker):
+        each.folders.close()
+    assert (objects, threads()) == ({}, 0)
 
 
-def test_what_a_turn_has_shown_is_taken_by_the_owner(processes: Callable[..., Process]) -> None:
+def test_what_a_turn_has_shown_is_taken_by_the_owner(processes: Make) -> None:
     process = processes(shared=Memory())
     process.show(SEEK)
     take = process.calls.get(timeout=30)
@@ -193,18 +196,19 @@ def test_what_a_turn_has_shown_is_taken_by_the_owner(processes: Callable[..., Pr
 
 
 @pytest.mark.parametrize("member", [MEMBER, OTHER])
-def test_process_with_a_lower_id_is_noticed(processes: Callable[..., Process], member: bytes) -> None:
+def test_process_with_a_lower_id_is_noticed(processes: Make, member: bytes) -> None:
     process = processes(empty=Memory(), shared=Memory({name_of("s", member=member): b"sign"}))
     process.show(SEEK)
     process.turn_until(lambda: process.folders.looked)
     assert process.folders.lower is (member < MEMBER)
 
 
-def test_each_folder_must_have_shown_the_sign_or_failed(processes: Callable[..., Process]) -> None:
-    late, failing = Memory(), Memory()
+def test_each_folder_must_have_listed_the_sign_or_failed(processes: Make) -> None:
+    late, failing, unlisted = Memory(), Memory(), Memory()
     late.answers.clear()
     failing.error = FolderProblem("it is full", "delete something")
-    process = processes(late=late, failing=failing)
+    unlisted.lists = False
+    process, lonely = processes(late=late, failing=failing), processes(unlisted=unlisted)
     process.show(SEEK)
     assert process.turn().problem is failing.error
     assert not process.folders.looked
@@ -213,23 +217,12 @@ def test_each_folder_must_have_shown_the_sign_or_failed(processes: Callable[...,
         pass
     assert process.folders.looked
     assert list(process.folders.problems) == ["failing"]
+    lonely.show(SEEK)
+    lonely.turn()
+    assert not lonely.folders.looked
 
 
-def test_listing_without_the_own_sign_shows_nothing_yet(processes: Callable[..., Process]) -> None:
-    process = processes(shared=Unlisted())
-    process.show(SEEK)
-    process.turn()
-    assert not process.folders.looked
-
-
-class Unlisted(Memory):
-    """A folder whose listings are late."""
-
-    def list(self) -> list[Entry]:
-        return []
-
-
-def test_sign_of_another_kind_has_to_be_listed_itself(processes: Callable[..., Process]) -> None:
+def test_sign_of_another_kind_has_to_be_listed_itself(processes: Make) -> None:
     shared = Memory()
     process = processes(shared=shared)
     process.show(SEEK)
@@ -245,7 +238,7 @@ def test_sign_of_another_kind_has_to_be_listed_itself(processes: Callable[..., P
     assert threads() == 1
 
 
-def test_nothing_to_show_deletes_the_sign(processes: Callable[..., Process]) -> None:
+def test_nothing_to_show_deletes_the_sign(processes: Make) -> None:
     shared = Memory()
     process = processes(shared=shared)
     process.show(None)
@@ -262,7 +255,7 @@ def test_nothing_to_show_deletes_the_sign(processes: Callable[..., Process]) -> 
 
 @pytest.mark.parametrize(("job", "opened"), [("job", ["job"]), (None, ["job", "another"])])
 def test_observer_reads_the_folder_of_a_job_or_of_all_and_shows_nothing(
-    processes: Callable[..., Process], job: str | None, opened: list[str]
+    processes: Make, job: str | None, opened: list[str]
 ) -> None:
     shared = Memory({name_of("h"): datagrams.encode(THEIRS)})
     process = processes(shared=shared)
@@ -295,7 +288,7 @@ def test_slowest_folder_decides_how_long_the_first_look_can_take() -> None:
     ],
 )
 def test_problem_is_named_until_a_turn_succeeds_and_ends_no_thread(
-    processes: Callable[..., Process], error: Exception, what: str
+    processes: Make, error: Exception, what: str
 ) -> None:
     shared = Memory()
     shared.error = error
@@ -304,27 +297,22 @@ def test_problem_is_named_until_a_turn_succeeds_and_ends_no_thread(
     process.turn()
     assert [problem.what for problem in process.folders.problems.values()] == [what]
     shared.error = None
-    while process.turn().problem is not None:
-        pass
-    assert process.folders.problems == {}
+    process.turn_until(lambda: not process.folders.problems)
 
 
 @pytest.mark.parametrize(("bucket", "fix"), [(False, "with `ls`"), (True, "AWS_ENDPOINT_URL")])
-def test_silent_server_is_named_once_a_turn_takes_too_long(
-    processes: Callable[..., Process], bucket: bool, fix: str
-) -> None:
-    patient, silent = Memory(), Memory(bucket=bucket, patience=0.0)
-    process = processes(patient=patient, silent=silent)
-    for each in (patient, silent):
+def test_silent_server_is_named_once_a_turn_takes_too_long(processes: Make, bucket: bool, fix: str) -> None:
+    both = {"patient": Memory(), "silent": Memory(bucket=bucket, patience=0.0)}
+    process = processes(**both)
+    for each in both.values():
         each.answers.clear()
     process.show(SEEK)
-    assert patient.asked.wait(30)
-    assert silent.asked.wait(30)
+    assert all(each.asked.wait(30) for each in both.values())
     ((name, problem),) = process.folders.problems.items()
     assert (name, problem.what) == ("silent", "has not answered for more than 0 s")
     assert fix in problem.fix
     assert not process.folders.looked
-    for each in (patient, silent):
+    for each in both.values():
         each.answers.set()
     process.turn()
     process.turn()
@@ -333,28 +321,21 @@ def test_silent_server_is_named_once_a_turn_takes_too_long(
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_late_report_is_dropped_once_the_process_has_left(processes: Callable[..., Process]) -> None:
+@pytest.mark.parametrize("used", [True, False])
+def test_process_that_has_left_shows_and_takes_nothing_more(processes: Make, used: bool) -> None:
     shared = Memory()
     process = processes(shared=shared)
-    process.show(SEEK)
-    take = process.calls.get(timeout=30)
+    if used:
+        process.show(SEEK)
+        take = process.calls.get(timeout=30)
+        process.folders.leave()
+        take()
     process.folders.leave()
-    take()
     process.show(OFFER)
     assert (process.reports, process.folders.open) == ([], False)
     process.folders.close()
-    assert shared.objects == {}
-    assert shared.ended == ["closed", "reaped"]
-
-
-def test_storage_that_was_never_used_is_closed_once() -> None:
-    shared = Memory()
-    process = Process(shared=shared)
-    process.folders.leave()
-    process.show(SEEK)
-    assert threads() == 0
-    process.folders.close()
-    assert shared.ended == ["closed"]
+    assert (shared.objects, threads()) == ({}, 0)
+    assert shared.ended == ["closed", "reaped"][: 1 + used]
 
 
 def test_silent_server_does_not_hold_up_the_end() -> None:
@@ -418,12 +399,11 @@ def test_check_counts_the_other_nodes_that_have_left_an_object(shared: Memory) -
 
 
 def test_check_names_an_object_that_this_user_may_not_read(shared: Memory) -> None:
-    hidden = name_of("h")
-    shared.objects[hidden] = datagrams.encode(THEIRS)
-    shared.hidden.add(hidden)
+    shared.objects[name_of("h")] = datagrams.encode(THEIRS)
+    shared.hidden.add(name_of("h"))
     problem = examine().problem
     assert problem is not None
-    assert problem.what == f"holds {hidden}, which this host can't read"
+    assert problem.what == f"holds {name_of('h')}, which this host can't read"
     assert "umask" in problem.fix
 
 
@@ -445,32 +425,32 @@ def test_folder_that_is_examined_shows_a_sign_of_no_job(shared: Memory) -> None:
 # --- signs ------------------------------------------------------------------------------------------------------------
 
 
-def test_sign_has_the_id_of_its_process() -> None:
+AGENTS = structs.replace(OFFER, kind="agents", state="sealed")
+
+
+def test_sign_has_the_id_of_its_process_and_lasts_where_a_host_takes_no_members() -> None:
     assert sign_of(SEEK, b"data") == Sign("s", MEMBER, b"data")
-    sign = sign_of(OFFER, b"data")
-    assert (sign.kind, sign.member, sign.data, sign.lasting) == ("h", MEMBER, b"data", False)
+    for offer, lasting in ((OFFER, False), (AGENTS, False), (structs.replace(AGENTS, joined=2), True)):
+        sign = sign_of(offer, b"data")
+        assert (sign.kind, sign.member, sign.data, sign.lasting) == ("h", MEMBER, b"data", lasting)
 
 
 @pytest.mark.parametrize(
-    ("changed", "urgent"),
+    ("offer", "changed", "urgent"),
     [
-        ({"session": b"s" * 16}, True),
-        ({"addresses": ("10.0.0.9",)}, True),
-        ({"port": 5001}, True),
-        ({"state": "sealed"}, True),
-        ({"quorum": True}, True),
-        ({"joined": 2}, False),
-        ({"hostname": "another"}, False),
+        (OFFER, {"session": b"s" * 16}, True),
+        (OFFER, {"addresses": ("10.0.0.9",)}, True),
+        (OFFER, {"port": 5001}, True),
+        (OFFER, {"state": "sealed"}, True),
+        (OFFER, {"quorum": True}, True),
+        (OFFER, {"joined": 2}, False),
+        (OFFER, {"hostname": "another"}, False),
+        (AGENTS, {"joined": 2}, True),
+        (AGENTS, {"state": "open"}, True),
     ],
 )
-def test_offer_is_shown_anew_at_once_if_others_need_what_has_changed(changed: dict[str, object], urgent: bool) -> None:
-    before, after = (sign_of(structs.replace(OFFER, **each), b"data") for each in ({}, changed))
+def test_offer_is_shown_anew_at_once_if_others_need_what_has_changed(
+    offer: Offer, changed: dict[str, object], urgent: bool
+) -> None:
+    before, after = (sign_of(structs.replace(offer, **each), b"data") for each in ({}, changed))
     assert (before.urgent != after.urgent) is urgent
-
-
-def test_offer_of_a_host_that_takes_no_members_lasts() -> None:
-    agents = structs.replace(OFFER, kind="agents", state="sealed")
-    room, full = (sign_of(structs.replace(agents, joined=joined), b"data") for joined in (1, 2))
-    assert (room.lasting, full.lasting) == (False, True)
-    assert room.urgent != full.urgent
-    assert room.urgent != sign_of(structs.replace(agents, state="open", joined=1), b"data").urgent

@@ -16,6 +16,7 @@ from mingle.errors import InterfaceError, MingleError
 from mingle.network import inspection
 from mingle.network.interfaces import choose, scan
 from tests.lab.lab import why_unavailable
+from tests.support.failing import raising
 
 LO = choose(scan(), named=["lo"]).usable
 
@@ -24,22 +25,18 @@ def facts(environ: dict[str, str] | None = None) -> Facts:
     return inspection.collect_facts(29499, used=LO, found=scan(), environ=environ)
 
 
-def test_this_machine() -> None:
+def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     found = facts({})
     assert found.used_names == ["lo"]
     assert found.only_loopback
     assert found.hostname == socket.gethostname()
-    assert found.environment_problems == []
-    assert found.master == ""
+    assert (found.environment_problems, found.master) == ([], "")
     assert "127.0.0.0/8" in found.networks
     if sys.platform == "linux":
         assert found.memberships
         assert "lo" in found.rp_filter
-
-
-def test_without_an_environment_no_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: pytest.fail("looked up"))
-    assert facts().hostname_addresses == []
+    assert facts().hostname_addresses == [], "without an environment no name is looked up"
 
 
 def test_the_environment() -> None:
@@ -83,58 +80,42 @@ def test_a_look_up_that_does_not_end_in_time_is_silent(
         ended.set()
 
 
+HOSTS = "7 1 8:1 /docker/containers/9f/hosts /etc/hosts rw - ext4 /dev/a rw\n"
+EC2, AZURE = {"sys_vendor": "Amazon EC2\n"}, {"sys_vendor": "Microsoft Corporation\n"}
+
+
 @pytest.mark.parametrize(
-    ("shown", "environ", "where"),
+    ("shown", "kubernetes", "where"),
     [
-        ({}, {}, ""),
-        ({"sys_vendor": "Amazon EC2\n"}, {}, "Amazon EC2"),
-        ({"sys_vendor": "Microsoft Corporation\n", "chassis_asset_tag": f"{inspection._AZURE}\n"}, {}, "Azure"),
-        ({"sys_vendor": "Microsoft Corporation\n"}, {}, ""),
-        ({"sys_vendor": "Google\n", "product_name": "Google Compute Engine\n"}, {}, "Google Compute Engine"),
-        ({"cloud-id": "gce\n"}, {}, "gce"),
-        ({"cloud-id": "nocloud\n"}, {}, ""),
-        ({"sys_vendor": "Amazon EC2\n"}, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "pod"),
-        ({"mountinfo": "7 1 8:1 /var/lib/kubelet/pods/9f/etc-hosts /etc/hosts rw - ext4 /dev/a rw\n"}, {}, "pod"),
-        (
-            {
-                "mountinfo": "7 1 8:1 /docker/containers/9f/hosts /etc/hosts rw - ext4 /dev/a rw\n",
-                "net/eth0/ifindex": "7\n",
-                "net/eth0/iflink": "8\n",
-            },
-            {},
-            "container",
-        ),
-        (  # in the network of its host
-            {
-                "mountinfo": "7 1 8:1 /docker/containers/9f/hosts /etc/hosts rw - ext4 /dev/a rw\n",
-                "net/eth0/ifindex": "2\n",
-                "net/eth0/iflink": "2\n",
-                "net/veth9/ifindex": "8\n",
-                "net/veth9/iflink": "7\n",
-            },
-            {},
+        ({}, None, ""),
+        (EC2, None, "Amazon EC2"),
+        (AZURE | {"chassis_asset_tag": f"{inspection._AZURE}\n"}, None, "Azure"),
+        (AZURE, None, ""),
+        ({"sys_vendor": "Google\n", "product_name": "Google Compute Engine\n"}, None, "Google Compute Engine"),
+        ({"cloud-id": "gce\n"}, None, "gce"),
+        ({"cloud-id": "nocloud\n"}, None, ""),
+        (EC2, "10.96.0.1", "pod"),
+        ({"self/mountinfo": HOSTS.replace("docker/containers", "var/lib/kubelet/pods")}, None, "pod"),
+        ({"self/mountinfo": HOSTS, "net/eth0/ifindex": "7\n", "net/eth0/iflink": "8\n"}, None, "container"),
+        pytest.param(
+            {"self/mountinfo": HOSTS, "net/eth0/ifindex": "2\n", "net/eth0/iflink": "2\n"}
+            | {"net/veth9/ifindex": "8\n", "net/veth9/iflink": "7\n"},
+            None,
             "",
+            id="in the network of its host",
         ),
-        (
-            {
-                "mountinfo": "7 1 8:1 /docker/containers/9f/hosts /etc/hosts rw - ext4 /dev/a rw\n"
-                "8 7 8:1 /tmp/hosts /etc/hosts rw - ext4 /dev/a rw\n"
-            },
-            {},
-            "",
-        ),
+        ({"self/mountinfo": f"{HOSTS}8 7 8:1 /tmp/hosts /etc/hosts rw - ext4 /dev/a rw\n"}, None, ""),
     ],
 )
 def test_where_this_machine_runs(
-    shown: dict[str, str], environ: dict[str, str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shown: dict[str, str], kubernetes: str | None, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
+    if kubernetes is not None:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", kubernetes)
     for name, text in {"net/lo/ifindex": "1\n", "net/lo/iflink": "1\n", **shown}.items():
-        file = tmp_path / ("self/mountinfo" if name == "mountinfo" else name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     places = {"_PROC": tmp_path, "_NET": tmp_path / "net", "_DMI": tmp_path, "_CLOUD_ID": tmp_path / "cloud-id"}
     for attribute, path in places.items():
         monkeypatch.setattr(inspection, attribute, path)
@@ -178,10 +159,7 @@ def test_a_comment_of_a_rule_can_hold_any_bytes(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_limit_of_threads_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", full)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     with pytest.raises(MingleError, match="can't start new thread"):
         inspection.resolve("localhost")
 

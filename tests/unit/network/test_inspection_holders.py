@@ -90,17 +90,22 @@ def a_clock_of(step: float) -> SimpleNamespace:
     return SimpleNamespace(monotonic=itertools.count(0, step).__next__)
 
 
+def add_processes(root: Path, processes: int, files: int, inode: int) -> None:
+    """Add processes that hold only a socket of this number."""
+    for pid in range(1000, 1000 + processes):
+        (root / str(pid) / "fd").mkdir(parents=True)
+        (root / str(pid) / "maps").write_text("libc.so.6")
+        for fd in range(files):
+            (root / str(pid) / "fd" / str(fd)).symlink_to(f"socket:[{inode}]")
+
+
 @pytest.mark.parametrize("processes", [(200, 1), (1, 200)], ids=["many processes", "many files"])
 def test_the_search_for_the_process_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: tuple[int, int]
 ) -> None:
     """A timeout is reported by all ranks of a machine at once, and /proc may hold a hundred thousand processes."""
     a_proc(tmp_path, readable=False)
-    number, files = processes
-    for pid in range(1000, 1000 + number):
-        (tmp_path / str(pid) / "fd").mkdir(parents=True)
-        for fd in range(files):
-            (tmp_path / str(pid) / "fd" / str(fd)).symlink_to("socket:[1]")
+    add_processes(tmp_path, *processes, inode=1)
     looked: list[str] = []
     readlink = os.readlink
     monkeypatch.setattr(os, "readlink", lambda path: (looked.append(str(path)), readlink(path))[1])
@@ -113,10 +118,7 @@ def test_the_search_for_the_process_is_bounded(
 
 def test_holders_are_looked_at_within_the_same_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_proc(tmp_path, maps="/x/msgspec/_core.so\n/x/netifaces.so\n")
-    for pid in range(1000, 1200):  # many share the socket: forks of one process
-        (tmp_path / str(pid) / "fd").mkdir(parents=True)
-        (tmp_path / str(pid) / "fd/3").symlink_to("socket:[4711]")
-        (tmp_path / str(pid) / "maps").write_text("libc.so.6")
+    add_processes(tmp_path, 200, 1, inode=4711)  # many share the socket: forks of one process
     monkeypatch.setattr(inspection, "time", a_clock_of(HOLDER_SECONDS / 50))
     found = holders(29499)
     assert 1 <= len(found) < 60

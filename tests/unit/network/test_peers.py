@@ -19,6 +19,7 @@ from mingle.network.peers import PER_ROUND, Peers
 from tests.support.failing import no_descriptor_left
 from tests.support.loopback import until
 
+Make = Callable[..., Peers]
 A, B = ("10.0.0.1", 29499), ("10.0.0.2", 29499)
 
 
@@ -79,7 +80,7 @@ def test_the_longest_overdue_comes_first() -> None:
     assert asked.turn(silent=False, now=0.5)[0] == left_out
 
 
-def test_each_address_has_a_timer_of_its_own(names: NameServer, made: Callable[..., Peers]) -> None:
+def test_each_address_has_a_timer_of_its_own(names: NameServer, made: Make) -> None:
     names.answers["node7"] = [B]
     asked = made(Peer(*A), Peer("node7"))
     asked_until(asked, 20.0)
@@ -92,7 +93,7 @@ def test_each_address_has_a_timer_of_its_own(names: NameServer, made: Callable[.
 
 
 def test_a_hostile_resolver_costs_a_bounded_memory(
-    names: NameServer, made: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch
+    names: NameServer, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "MAX_ADDRESSES", 10)
     names.answers["workers"] = [(f"10.0.0.{number}", 1) for number in range(200)]
@@ -147,7 +148,7 @@ def resolvers() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def made(names: NameServer) -> Iterator[Callable[..., Peers]]:
+def made(names: NameServer) -> Iterator[Make]:
     opened = []
 
     def make(*wanted: Peer, family: str = "auto") -> Peers:
@@ -168,7 +169,7 @@ def taken(found: Peers, count: int) -> list[tuple[str, int]]:
     return addresses
 
 
-def test_addresses_need_no_thread(made: Callable[..., Peers]) -> None:
+def test_addresses_need_no_thread(made: Make) -> None:
     before = threading.active_count()
     found = made(Peer("10.0.0.1"), Peer("fe80::1%eth0", 5), Peer("::1"))
     assert threading.active_count() == before
@@ -176,7 +177,7 @@ def test_addresses_need_no_thread(made: Callable[..., Peers]) -> None:
     assert found.take() == [], "each is handed out once"
 
 
-def test_a_name_that_does_not_resolve_yet_is_asked_for_again(names: NameServer, made: Callable[..., Peers]) -> None:
+def test_a_name_that_does_not_resolve_yet_is_asked_for_again(names: NameServer, made: Make) -> None:
     names.answers["node7"] = socket.gaierror(-2, "Name or service not known")
     found = made(Peer("node7", 5000))
     names.answer("node7")
@@ -195,9 +196,7 @@ def test_a_name_that_does_not_resolve_yet_is_asked_for_again(names: NameServer, 
 @pytest.mark.parametrize(
     ("family", "asked"), [("auto", socket.AF_UNSPEC), ("4", socket.AF_INET), ("6", socket.AF_INET6)]
 )
-def test_only_the_family_in_use_is_asked_for(
-    names: NameServer, made: Callable[..., Peers], family: str, asked: int
-) -> None:
+def test_only_the_family_in_use_is_asked_for(names: NameServer, made: Make, family: str, asked: int) -> None:
     names.answers["node7"] = []
     made(Peer("node7"), family=family)
     names.answer("node7")
@@ -216,7 +215,7 @@ def test_only_the_family_in_use_is_asked_for(
     ],
 )
 def test_one_bad_name_or_silent_server_does_not_keep_the_others_from_being_found(
-    names: NameServer, made: Callable[..., Peers], problem: Exception | None
+    names: NameServer, made: Make, problem: Exception | None
 ) -> None:
     names.answers |= {"a..b": problem or [], "node7": [A]}
     found = made(Peer("a..b"), Peer("node7"))
@@ -230,7 +229,7 @@ def test_one_bad_name_or_silent_server_does_not_keep_the_others_from_being_found
 
 
 def test_the_version_to_which_no_route_leads_is_left_out(
-    names: NameServer, made: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch
+    names: NameServer, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "has_route", lambda address: ":" not in address)
     names.answers |= {"dual": [("fd00::5", 29499, 0, 0), A], "six": [("fd00::6", 29499, 0, 0)]}
@@ -250,7 +249,7 @@ def test_a_route() -> None:
     assert possible, "it is not known"
 
 
-def test_failures_can_be_read_while_names_are_looked_up(names: NameServer, made: Callable[..., Peers]) -> None:
+def test_failures_can_be_read_while_names_are_looked_up(names: NameServer, made: Make) -> None:
     names.answers |= {name: socket.gaierror(-2, "Name or service not known") for name in ("a", "b", "c")}
     found = made(Peer("a"), Peer("b"), Peer("c"))
     names.answer("b")
@@ -261,7 +260,7 @@ def test_failures_can_be_read_while_names_are_looked_up(names: NameServer, made:
     assert len(list(reading)) == 1
 
 
-def test_a_look_up_that_hangs_holds_nobody_up(names: NameServer, made: Callable[..., Peers]) -> None:
+def test_a_look_up_that_hangs_holds_nobody_up(names: NameServer, made: Make) -> None:
     names.answers["node7"] = [A]
     found = made(Peer("node7"))
     assert found.take() == []
@@ -304,7 +303,7 @@ def test_a_peer_is_known_however_its_address_was_written(written: str, source: s
 
 
 def test_each_peer_is_shown_with_its_address_and_whether_anything_came_from_there(
-    names: NameServer, made: Callable[..., Peers]
+    names: NameServer, made: Make
 ) -> None:
     own, many = ("10.0.0.1", 29499), [("10.0.0.1", 29499), ("10.0.0.2", 29499), ("10.0.0.3", 29499)]
     names.answers = {"node0": [("10.0.0.9", 29499)], "many": many, "us": [own], "unknown": OSError("unknown")}
@@ -355,7 +354,7 @@ def test_names_are_resolved_less_often_later_and_while_no_peer_is_asked(
 
 
 def test_a_resolver_whose_thread_cannot_be_started_leaves_none_behind(
-    names: NameServer, made: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch
+    names: NameServer, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full cgroup refuses threads; a thread that is left behind would ask the name server once a second for good."""
 
@@ -372,9 +371,7 @@ def test_a_resolver_whose_thread_cannot_be_started_leaves_none_behind(
     until(lambda: not resolvers())
 
 
-def test_new_addresses_are_looked_for_while_there_is_nothing_to_say(
-    names: NameServer, made: Callable[..., Peers]
-) -> None:
+def test_new_addresses_are_looked_for_while_there_is_nothing_to_say(names: NameServer, made: Make) -> None:
     names.answers["node7"] = [A]
     asked = made(Peer("node7"))
     assert asked.next_timer(1.0) == 1.0 + peers.RESOLVED_SECONDS
