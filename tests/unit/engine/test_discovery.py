@@ -26,7 +26,6 @@ from mingle.engine import driver, progress, store, udp_endpoint
 from mingle.engine.discovery import Discovery
 from mingle.engine.store import StoreServer
 from mingle.errors import DiscoveryTimeoutError, MingleError
-from mingle.network import interface_monitor, interfaces
 from mingle.network.local_relay import LocalRelay
 from mingle.network.transport import Change
 from mingle.protocol.effects import CloseStore
@@ -306,27 +305,24 @@ def test_error_in_a_worker_thread_ends_the_discovery(
     assert failed.__cause__ is (error if "unforeseen" in words else None)
 
 
-@pytest.mark.parametrize("what", ["error", "loss"])
 def test_errors_reach_stderr_where_logging_is_not_configured(
-    what: str, ranks: list[Formed], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ranks: list[Formed], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "handlers", lambda *_: iter(()))
     discovery = ranks[0].discovery
     monkeypatch.setattr(discovery, "_quiet", False)
-    if what == "error":
-        discovery.say(logging.ERROR, "the thread has failed", ZeroDivisionError("a riddle"))
-        assert capfd.readouterr().err == "mingle: the thread has failed\nZeroDivisionError: a riddle\n"
-    else:
-        discovery.ask(lambda: discovery._perform(CloseStore("rank 1 was lost")))
-        shown = ""
+    discovery.say(logging.ERROR, "the thread has failed", ZeroDivisionError("a riddle"))
+    assert capfd.readouterr().err == "mingle: the thread has failed\nZeroDivisionError: a riddle\n"
+    discovery.ask(lambda: discovery._perform(CloseStore("rank 1 was lost")))
+    shown = ""
 
-        def is_shown() -> bool:  # what the loop says is written by a thread of its own
-            nonlocal shown
-            shown += capfd.readouterr().err
-            return "\n" in shown
+    def is_shown() -> bool:  # what the loop says is written by a thread of its own
+        nonlocal shown
+        shown += capfd.readouterr().err
+        return "\n" in shown
 
-        until(is_shown)
-        assert shown.startswith("mingle: rank 1 was lost; its store is closed")
+    until(is_shown)
+    assert shown.startswith("mingle: rank 1 was lost; its store is closed")
 
 
 def test_a_host_whose_job_runs_renews_its_memberships(ranks: list[Formed], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,35 +336,26 @@ def test_a_host_whose_job_runs_renews_its_memberships(ranks: list[Formed], monke
 # --- going on -------------------------------------------------------------------------------------------------------
 
 
-def test_calls_of_other_threads_run_in_order_in_the_loop(ranks: list[Formed]) -> None:
-    discovery, ran, done = ranks[0].discovery, list[tuple[int, str]](), threading.Event()
+def test_calls_of_other_threads_run_in_order_in_the_loop_and_the_watch_as_often_as_it_wants(
+    ranks: list[Formed],
+) -> None:
+    discovery, ran, watched = ranks[0].discovery, list[tuple[int, str]](), list[float]()
 
     def note(number: int) -> Callable[[], None]:
         return lambda: ran.append((number, threading.current_thread().name))
 
-    looked = threading.Event()
-    discovery.watch = lambda: looked.set() or 60.0
-    assert looked.wait(30)
-    for number in range(200):
-        discovery.call(note(number))
-    discovery.call(done.set)
-    assert done.wait(30), "it is woken, and does not wait for a timer"
-    assert ran == [(number, "mingle-rank") for number in range(200)]
-
-
-def test_the_watch_is_called_in_the_loop_as_often_as_it_wants(ranks: list[Formed]) -> None:
-    discovery, calls, enough = ranks[1].discovery, list[tuple[float, str]](), threading.Event()
-
     def watch() -> float:
-        calls.append((time.monotonic(), threading.current_thread().name))
-        if len(calls) == 4:
-            enough.set()
-        return 0.05
+        note(-1)()
+        watched.append(time.monotonic())
+        return 0.05 if len(watched) < 4 else 60.0
 
     discovery.watch = watch
-    assert enough.wait(30)
-    assert {name for _, name in calls} == {"mingle-rank"}
-    assert calls[3][0] - calls[0][0] >= 0.1  # of 0.15: the first wait counts from before the call
+    until(lambda: len(watched) == 4)
+    assert watched[3] - watched[0] >= 0.1  # of 0.15: the first wait counts from before the call
+    for number in range(200):
+        discovery.call(note(number))
+    until(lambda: len(ran) == 204)  # it is woken, and does not wait for a timer
+    assert ran == [(number, "mingle-rank") for number in (-1, -1, -1, -1, *range(200))]
 
 
 def test_closing_says_good_bye_and_is_done_once(ranks: list[Formed]) -> None:
@@ -443,28 +430,6 @@ def test_a_seal_that_is_called_off_while_its_store_is_opened_leaves_one_store(mo
 
 
 # --- the network changes --------------------------------------------------------------------------------------------
-
-
-def test_an_interface_that_goes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interface_monitor, "LOOK_ANYWAY_SECONDS", 0.05)
-    scan, gone, scans = interfaces.scan, threading.Event(), list[int]()
-
-    def changing() -> tuple[interfaces.Interface, ...]:
-        scans.append(1)
-        return () if gone.is_set() else scan()
-
-    monkeypatch.setattr(interfaces, "scan", changing)
-    host, member = pair()
-    with ThreadPoolExecutor(2) as pool:
-        waiting = pool.submit(host.run)
-        host.ask(gone.set)
-        before = len(scans)
-        until(lambda: len(scans) >= before + 2)
-        gone.clear()
-        assert pool.submit(member.run).result(30).place.rank == 1
-        assert waiting.result(30).place.rank == 0
-    for each in (member, host):
-        each.close("the test is over")
 
 
 @pytest.mark.parametrize("rank", [0, 1, None])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from mingle.network import folders
+from mingle.network import directory, folders
 from mingle.network.directory import Directory
 from mingle.network.folder import Entry, FolderProblem, Found, Report, Sign
 from mingle.network.folders import BETWEEN_SECONDS, EXAMINED_JOB, Examined, Folders, digest, sign_of
@@ -376,7 +376,7 @@ def test_check_of_directories_names_what_is_wrong_with_each_and_leaves_nothing(
 def shared(monkeypatch: pytest.MonkeyPatch) -> Memory:
     """The storage of each directory that is examined."""
     made = Memory()
-    monkeypatch.setattr(folders, "Directory", lambda _path, _job: made)
+    monkeypatch.setattr(directory, "Directory", lambda _path, _job: made)
     return made
 
 

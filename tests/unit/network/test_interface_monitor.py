@@ -159,8 +159,9 @@ def test_of_those_that_are_named_the_ones_that_exist_are_followed_and_the_last_i
     machine.found = (LO, ETH1, renumbered)
     assert monitor.rescan(2.0) is True
     assert names(monitor) == ["eth1", "eth0"]
-    machine.found = (LO, CONTAINER)
-    assert monitor.rescan(3.0) is False
+    for found in ((), (LO, CONTAINER)):
+        machine.found = found
+        assert monitor.rescan(3.0) is False
     assert (names(monitor), monitor.lost()) == (["eth1", "eth0"], {"eth1": "has gone", "eth0": "has gone"})
     machine.found = (LO, renumbered)
     assert monitor.rescan(4.0) is True
