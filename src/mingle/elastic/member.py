@@ -7,6 +7,7 @@ no other session. From GO on it has lost its host when the connection or the bin
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from msgspec import structs
 
@@ -17,7 +18,7 @@ from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.effects import Notice
 from mingle.protocol.events import Source
 from mingle.protocol.explain.observations import Diagnostics, Situation
-from mingle.protocol.machine import Context, Identity
+from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.member import HOST_SEEN_SECONDS, LEFT_OUT_SECONDS, Joiner, Joining
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, Participant, ProvingStore
 from mingle.protocol.sessions import KnownSession
@@ -43,6 +44,7 @@ class AgentMember(Joiner):
         context: Context,
         now: float,
         *,
+        endpoints: Callable[[], Endpoints | None],
         deadline: float,
         diagnostics: Diagnostics,
         memory: Memory,
@@ -68,7 +70,7 @@ class AgentMember(Joiner):
         """Until when this agent founds no session itself, since it is left out of one."""
         self._report_at = float("-inf")
         self._checked_at = now
-        super().__init__(identity, context, now, deadline=deadline, diagnostics=diagnostics)
+        super().__init__(identity, context, now, endpoints=endpoints, deadline=deadline, diagnostics=diagnostics)
         self.search.sightings.patience = context.timeout
         self.search.sightings.told = memory.note_run
 

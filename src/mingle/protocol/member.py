@@ -8,6 +8,7 @@ it looks at any other one: those that wait for GO must not scatter.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, TypeAlias
 
 import msgspec
@@ -17,9 +18,8 @@ from mingle.errors import MingleError
 from mingle.protocol.events import Accepted, Inspected, Source, StoreProved, StoreUnreachable
 from mingle.protocol.explain import errors
 from mingle.protocol.explain.observations import Diagnostics, Situation, note
-from mingle.protocol.links.callers import GREETING_SECONDS, Caller, Callers
-from mingle.protocol.links.handshake import HostConversation
-from mingle.protocol.links.prover import Prover, greeting
+from mingle.protocol.links.prover import Prover
+from mingle.protocol.links.responder import Responder
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, scoped
 from mingle.protocol.membership import RETURN_SECONDS, Membership, RosterAnswer
 from mingle.protocol.participant import AwaitingConfirm, AwaitingSeal, Decided, Participant, TryingPaths
@@ -28,14 +28,12 @@ from mingle.protocol.sessions import KnownSession
 from mingle.protocol.states import Transitions, transition
 from mingle.text import endpoint_text
 from mingle.wire import frames
-from mingle.wire.datagrams import MAX_ADDRESSES, Datagram, Seek
+from mingle.wire.datagrams import Datagram, Seek
 
 SUSPECT_SECONDS = 2.0
 """The time in which the host must answer once there is a sign that it has gone: another one offers itself, say."""
 HOST_SEEN_SECONDS = 1.0
 """The least time between two reports of the same other host to the own one."""
-MAX_CALLERS = 256
-"""The nodes that can prove the mesh to this one at a time."""
 LEFT_OUT_SECONDS = 30.0
 """How long a node that can't reach a member waits before it asks the session for a seat again."""
 HOST_GONE_SECONDS = 5.0
@@ -185,6 +183,7 @@ class Joiner:
         identity: of this process.
         context: what its parts need.
         now: the time.
+        endpoints: returns where others can connect to this process, for the mesh; None: they can't.
         deadline: when a job that has not formed is an error.
         diagnostics: takes note of what is observed.
     """
@@ -193,7 +192,14 @@ class Joiner:
     """The time after which a host that does not answer is given up before GO; None: never."""
 
     def __init__(
-        self, identity: Identity, context: Context, now: float, *, deadline: float, diagnostics: Diagnostics
+        self,
+        identity: Identity,
+        context: Context,
+        now: float,
+        *,
+        endpoints: Callable[[], Endpoints | None],
+        deadline: float,
+        diagnostics: Diagnostics,
     ) -> None:
         self.identity = identity
         self.diagnostics = diagnostics
@@ -208,16 +214,10 @@ class Joiner:
         self.roster = RosterAnswer(identity.world_size)
         self._status_of = b""
         """The session of that status."""
-        self.endpoints: Endpoints | None = None
-        """Where others can connect to this process, for the mesh; None: they can't."""
-        self._links = context.links
         self._effects = context.links.effects
-        self._key = context.key
         self._deadline = deadline
-        self._callers = Callers(self, context, most=MAX_CALLERS, patience=GREETING_SECONDS)
-        self._called: KnownSession | None = None
-        """The session in which the callers prove the mesh."""
-        self._prover = Prover(identity, context, port=lambda: self.port)
+        self._responder = Responder(identity, context, endpoints)
+        self._prover = Prover(identity, context, port=lambda: self._responder.port)
         self.search = Search(identity, context, now, diagnostics=self.diagnostics, searcher=self)
 
     def _change(self, why: str, state: State) -> None:
@@ -227,12 +227,7 @@ class Joiner:
         if before is not None and ended:
             before.end()
         if ended or self.session is None:
-            self._callers.hang_up_all()
-
-    @property
-    def port(self) -> int:
-        """Where this process answers the connections of the mesh; 0: it does not."""
-        return 0 if self.endpoints is None else self.endpoints.port
+            self._responder.callers.hang_up_all()
 
     # --- what the node reads -------------------------------------------------------------------------------------
 
@@ -275,7 +270,7 @@ class Joiner:
         """The time of the next `TimerDue`."""
         if self.failure is not None:
             return None
-        state, times = self.state, [self.search.sightings.next_timer(), self._callers.next_timer()]
+        state, times = self.state, [self.search.sightings.next_timer(), self._responder.callers.next_timer()]
         if isinstance(state, Away) and state.way_back.session.race is None:
             times.append(state.way_back.session.retry_at)
         if self.membership is not None:
@@ -357,42 +352,7 @@ class Joiner:
 
     def accepted(self, event: Accepted, now: float) -> None:
         """Answer a connection of the mesh, or hang up on it."""
-        before, self._called = self._called, self._mesh_session()
-        if self._called is not before:
-            self._callers.hang_up_all()
-        if self._called is None or self.endpoints is None:
-            self._links.refuse(event.conn)
-        else:
-            self._callers.accepted(event.conn, event.address, now)
-
-    def conversation(self) -> HostConversation:
-        """Begin this side of a conversation with a node that proves the mesh."""
-        session, endpoints = self._called, self.endpoints
-        assert session is not None
-        assert endpoints is not None
-        own = (*(each.local_address for each in session.paths), *(each.address for each in endpoints.addresses))
-        return HostConversation(
-            job=self.identity.job,
-            attempt=self.identity.attempt,
-            session=session.name,
-            addresses=tuple(dict.fromkeys(own))[:MAX_ADDRESSES],
-            port=endpoints.port,
-            key=self._key,
-            purposes=("mesh",),
-        )
-
-    def caller_proved(self, caller: Caller, now: float) -> None:
-        """Wait for its greeting."""
-
-    def caller_said(self, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
-        """Greet a node of the mesh; anything else is said to a host."""
-        if isinstance(frame, frames.Greet):
-            self._callers.answer(caller.conn, "greeting", None, lambda: [greeting(self.identity.member)])
-        else:
-            self._callers.hang_up(caller.conn)
-
-    def caller_lost(self, caller: Caller, reason: str, now: float) -> None:
-        """It has proved its path, or will call again."""
+        self._responder.accepted(event, self._mesh_session(), now)
 
     def _mesh_session(self) -> KnownSession | None:
         """The session whose mesh this member is part of: none before a seat is asked for, and from SEALED on."""
@@ -411,7 +371,7 @@ class Joiner:
 
     def _application(self, session: KnownSession, now: float) -> frames.Join:
         application = self.identity.join(self.identity.who, session.paths, session.token)
-        return msgspec.structs.replace(application, mesh_port=self.port)
+        return msgspec.structs.replace(application, mesh_port=self._responder.port)
 
     def host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Handle a frame of the own host."""
@@ -648,7 +608,7 @@ class Joiner:
         if self.failure is not None:
             return
         self.search.sightings.handle_timer(now)
-        self._callers.handle_timer(now)
+        self._responder.callers.handle_timer(now)
         state = self.state
         if isinstance(state, Away) and state.way_back.session.race is None and now >= state.way_back.session.retry_at:
             self._return(state.way_back, now)
@@ -696,5 +656,5 @@ class Joiner:
             self.session.send(frames.Leave(session=self.session.name, reason=reason[: frames.MAX_TEXT_CHARACTERS]))
         if self.part is not None:
             self.part.end()
-        self._callers.hang_up_all()
+        self._responder.callers.hang_up_all()
         self.search.sightings.hang_up()

@@ -90,9 +90,16 @@ class Node:
         self.deadline = now + context.timeout
         self.diagnostics = Diagnostics(unit=identity.who.unit, member=identity.member)
         self.host: Host | None = None
-        self.joiner = self._make_joiner(identity, context, now, deadline=self.deadline, diagnostics=self.diagnostics)
-        if context.mesh != "off" or identity.kind == "ranks":
-            self.joiner.endpoints = self.endpoints  # it is also called where all are to reach the first in order
+        # Without a mesh, ranks are called where all are to reach the first in order.
+        called = context.mesh != "off" or identity.kind == "ranks"
+        self.joiner = self._make_joiner(
+            identity,
+            context,
+            now,
+            endpoints=lambda: self.endpoints if called else None,
+            deadline=self.deadline,
+            diagnostics=self.diagnostics,
+        )
         self.sightings = self.joiner.search.sightings
         self._patience = Patience(self._candidacy.patience(), Attendance(identity), context.folder_seconds)
         if self._elects:
@@ -180,7 +187,6 @@ class Node:
         """
         if isinstance(event, AddressesChanged) and self.endpoints is not None:
             self.endpoints = structs.replace(self.endpoints, addresses=event.addresses)
-            self.joiner.endpoints = self.endpoints if self.joiner.endpoints is not None else None
         if self.closed:
             if isinstance(event, Accepted):
                 self.links.refuse(event.conn)

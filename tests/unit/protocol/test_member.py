@@ -130,7 +130,7 @@ def test_only_an_acknowledged_seal_outlasts_a_loss(state: type, returns_to: type
 
 def test_callers_of_the_mesh_go_with_the_session_also_before_it_has_given_a_seat() -> None:
     joined = Joined()
-    joined.joiner.endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4002)
+    joined.node.endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4002)
     joined.reach(AwaitingSeal)
     joined.lose("reset", 5.0)
     joined.joiner.join(joined.session, 6.0)

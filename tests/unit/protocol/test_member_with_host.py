@@ -412,7 +412,7 @@ def test_a_member_hangs_up_on_callers() -> None:
 
 def called(alone: Alone, purpose: frames.Purpose, *said: frames.AnyFrame) -> MemberConversation:
     """Call a member that has a seat; return what the caller has seen of it."""
-    alone.joiner.endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4001)
+    alone.node.endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4001)
     call = Call(job="job", member=b"N" * 16, session=SESSION, purpose=purpose)
     caller = MemberConversation(call, ("10.0.0.2", 4001))
     alone.node.handle(Accepted(90, "10.0.0.3"), 2.0)

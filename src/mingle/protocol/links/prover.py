@@ -2,7 +2,7 @@
 
 GO means that every pair of nodes has opened a TCP connection in both directions on the network that was chosen. CONFIRM
 gives each node its targets. A :class:`Prover` dials them, and CONFIRMED names those that it could not reach. The
-process at the other end answers (:mod:`mingle.protocol.links.callers`).
+process at the other end answers (:mod:`mingle.protocol.links.responder`).
 
 A connection counts when both sides have proved the session, with the handshake of every control connection, and have
 greeted each other. GREET is longer than a packet, because a path that drops large packets carries a handshake. A
