@@ -66,13 +66,13 @@ class Patience:
         """Looks at a process after a step."""
         now, joiner = self._world.now, node.joiner
         joined, returning = joiner.session is not None, joiner.returns_to is not None
-        races = any(each.races_to("join") for each in joiner.search.sightings)
+        races = any(each.races_to("join") for each in joiner.sightings)
         if node.host is not None:
             if (since := self._alone_since.get(process)) is not None:
                 self._check_beginning(process, now - since)
             self._forget(process, self._own_question)
             return
-        if node.finished or joined or returning or joiner.search.sightings.may_run():
+        if node.finished or joined or returning or joiner.sightings.may_run():
             self._forget(process, *([self._own_question] if joined else []))
             return
         self._alone_since.setdefault(process, now)
@@ -140,7 +140,7 @@ class ElectionInvariants(Invariants):
     def _check_elector(self, process: Process, node: Node) -> None:
         self._patience.check(process, node)
         joiner, host = node.joiner, node.host
-        for session in joiner.search.sightings:
+        for session in joiner.sightings:
             asked = session.alive_since is None or session.race is not None or joiner.finished
             assert asked, f"{process.name} waits for {session.host_name}, of which it will never hear"
         assert host is None or joiner.session is None, f"{process.name} hosts a session and has asked another host"
@@ -149,15 +149,13 @@ class ElectionInvariants(Invariants):
             self.proved |= {(process, each.name) for each in node.sightings if each.is_proved}
         elif (closed := self._closing.pop(process, None)) is not None:
             assert closed.closed, f"{process.name} looks for a host and has not closed its session"
-            makes_for = [each for each in joiner.search.sightings if each.races_to("join")]
+            makes_for = [each for each in joiner.sightings if each.races_to("join")]
             for each in makes_for:
                 proved = (process, each.name) in self.proved
                 assert proved, f"{process.name} has closed for {each.host_name}, which has proved nothing"
 
     def _check_confirmation(self, process: Process) -> None:
-        assert not process.joiner.search.sightings.may_run(), (
-            f"{process.name} confirms though it knows that the job runs"
-        )
+        assert not process.joiner.sightings.may_run(), f"{process.name} confirms though it knows that the job runs"
 
     def _look_for_faults(self) -> None:
         segment = self.world.networks[0].segment()

@@ -105,7 +105,7 @@ class Invariants:
         """Whether a member has acknowledged in this epoch of this session, also if its connection has broken since."""
         if joiner.membership is not None:
             return joiner.membership.outcome.session == session
-        known = joiner.search.sightings.get(session)
+        known = joiner.sightings.get(session)
         return known is not None and known.acknowledged is not None and known.acknowledged.epoch == epoch
 
     def _check_go(self, process: Process) -> None:

@@ -56,7 +56,7 @@ class Alone:
         return type(self.joiner.state if part is None else part.state)
 
     def blocked(self) -> bool:
-        return self.joiner.search.sightings.may_run()
+        return self.joiner.sightings.may_run()
 
     def membership(self) -> Membership:
         assert self.joiner.membership is not None

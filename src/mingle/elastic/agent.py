@@ -86,6 +86,10 @@ class Agent(Node):
             make_host=functools.partial(ElasticHost, memory=self.memory),
         )
 
+    def _begin(self, now: float) -> None:
+        super()._begin(now)
+        self.sightings.patience, self.sightings.told = self._context.timeout, self.memory.note_run
+
     # --- what the driver wants -------------------------------------------------------------------------------------
 
     def gather(self, now: float) -> None:

@@ -88,8 +88,6 @@ class ElasticHost(Host):
             diagnostics=diagnostics,
             sightings=sightings,
         )
-        self._sightings.patience = context.timeout
-        self._sightings.told = memory.note_run
 
     def _admission(self) -> Quorum:
         return self.quorum

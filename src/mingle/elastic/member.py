@@ -22,6 +22,7 @@ from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.member import HOST_SEEN_SECONDS, LEFT_OUT_SECONDS, Joiner, Joining
 from mingle.protocol.participant import AwaitingGo, AwaitingSeal, Participant, ProvingStore
 from mingle.protocol.sessions import KnownSession
+from mingle.protocol.sightings import Sightings
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
@@ -47,6 +48,7 @@ class AgentMember(Joiner):
         endpoints: Callable[[], Endpoints | None],
         deadline: float,
         diagnostics: Diagnostics,
+        sightings: Sightings,
         memory: Memory,
     ) -> None:
         self.lost_because: str | None = None
@@ -70,9 +72,15 @@ class AgentMember(Joiner):
         """Until when this agent founds no session itself, since it is left out of one."""
         self._report_at = float("-inf")
         self._checked_at = now
-        super().__init__(identity, context, now, endpoints=endpoints, deadline=deadline, diagnostics=diagnostics)
-        self.search.sightings.patience = context.timeout
-        self.search.sightings.told = memory.note_run
+        super().__init__(
+            identity,
+            context,
+            now,
+            endpoints=endpoints,
+            deadline=deadline,
+            diagnostics=diagnostics,
+            sightings=sightings,
+        )
 
     @property
     def running(self) -> bool:
@@ -114,7 +122,7 @@ class AgentMember(Joiner):
     def explained(self, situation: Situation) -> Situation:
         """Return the node's situation with what explains why this agent waits."""
         away = self.session is None
-        surplus = away and self.is_surplus and not self.search.sightings.may_run()
+        surplus = away and self.is_surplus and not self.sightings.may_run()
         return structs.replace(
             super().explained(situation), agents=self._memory.told(self.identity.who, away=away, surplus=surplus)
         )

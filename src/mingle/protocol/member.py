@@ -25,6 +25,7 @@ from mingle.protocol.membership import RETURN_SECONDS, Membership, RosterAnswer
 from mingle.protocol.participant import AwaitingConfirm, AwaitingSeal, Decided, Participant, TryingPaths
 from mingle.protocol.search import Search
 from mingle.protocol.sessions import KnownSession
+from mingle.protocol.sightings import Sightings
 from mingle.protocol.states import Transitions, transition
 from mingle.text import endpoint_text
 from mingle.wire import frames
@@ -186,6 +187,7 @@ class Joiner:
         endpoints: returns where others can connect to this process, for the mesh; None: they can't.
         deadline: when a job that has not formed is an error.
         diagnostics: takes note of what is observed.
+        sightings: the other sessions of the job that this process has heard of.
     """
 
     host_silence: float | None = None
@@ -200,6 +202,7 @@ class Joiner:
         endpoints: Callable[[], Endpoints | None],
         deadline: float,
         diagnostics: Diagnostics,
+        sightings: Sightings,
     ) -> None:
         self.identity = identity
         self.diagnostics = diagnostics
@@ -218,7 +221,8 @@ class Joiner:
         self._deadline = deadline
         self._responder = Responder(identity, context, endpoints)
         self._prover = Prover(identity, context, port=lambda: self._responder.port)
-        self.search = Search(identity, context, now, diagnostics=self.diagnostics, searcher=self)
+        self.sightings = sightings
+        self.search = Search(identity, context, now, diagnostics=diagnostics, sightings=sightings, searcher=self)
 
     def _change(self, why: str, state: State) -> None:
         before = self.part
@@ -270,7 +274,7 @@ class Joiner:
         """The time of the next `TimerDue`."""
         if self.failure is not None:
             return None
-        state, times = self.state, [self.search.sightings.next_timer(), self._responder.callers.next_timer()]
+        state, times = self.state, [self.sightings.next_timer(), self._responder.callers.next_timer()]
         if isinstance(state, Away) and state.way_back.session.race is None:
             times.append(state.way_back.session.retry_at)
         if self.membership is not None:
@@ -408,7 +412,7 @@ class Joiner:
     def _joined(self, state: Joining, frame: frames.Joined) -> None:
         session = state.link.session
         session.token, session.ran = frame.token, None
-        for other in self.search.sightings:
+        for other in self.sightings:
             if other is not session:
                 other.acknowledged = None  # a member counts in one session at a time
         self._change(
@@ -417,7 +421,7 @@ class Joiner:
 
     def after_connection(self, now: float) -> None:
         """Confirm if that is due after what has happened, unless the job runs without this member already, or may."""
-        self.search.sightings.weigh(now)
+        self.sightings.weigh(now)
         part = self.part
         if part is None:
             return
@@ -431,7 +435,7 @@ class Joiner:
         self.after_connection(now)
 
     def _may_confirm(self, session: KnownSession, now: float) -> bool:
-        return not self.search.sightings.may_run(session)
+        return not self.sightings.may_run(session)
 
     def store_proved(self, event: StoreProved) -> None:
         """Vote for GO: the store was reached."""
@@ -451,7 +455,7 @@ class Joiner:
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
         # The member can have come back over another path than the one that was sealed.
         path = session.path_to(sealed.store_address) or session.paths[0]
-        self.search.sightings.hang_up(but=session)
+        self.sightings.hang_up(but=session)
         outcome = Formation(
             session=sealed.session,
             place=sealed.place,
@@ -573,7 +577,6 @@ class Joiner:
     def pause(self) -> None:
         """Stop looking: this process is about to host a session of its own."""
         self.asked_to_lead = False
-        self.search.sightings.serve(self.search)
         if not isinstance(self.state, Searching):
             self._change(LEAVE, Searching())
         self.search.pause()
@@ -607,7 +610,7 @@ class Joiner:
         """Do everything that is due."""
         if self.failure is not None:
             return
-        self.search.sightings.handle_timer(now)
+        self.sightings.handle_timer(now)
         self._responder.callers.handle_timer(now)
         state = self.state
         if isinstance(state, Away) and state.way_back.session.race is None and now >= state.way_back.session.retry_at:
@@ -619,7 +622,7 @@ class Joiner:
 
     def _gather(self, now: float) -> None:
         """Do everything that is due until the job has formed."""
-        self.failure = self.search.sightings.verdict(now)
+        self.failure = self.sightings.verdict(now)
         self.after_connection(now)
         self._watch_host(now)
         self.search.handle_timer(now)
@@ -657,4 +660,4 @@ class Joiner:
         if self.part is not None:
             self.part.end()
         self._responder.callers.hang_up_all()
-        self.search.sightings.hang_up()
+        self.sightings.hang_up()

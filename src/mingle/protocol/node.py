@@ -42,7 +42,8 @@ from mingle.protocol.explain.observations import Diagnostics, Situation
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity
 from mingle.protocol.member import Joiner
-from mingle.protocol.sessions import KnownSession
+from mingle.protocol.sessions import KnownSession, SessionPolicy
+from mingle.protocol.sightings import Sightings
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer, Seek
 
@@ -89,6 +90,7 @@ class Node:
         self.closed = False
         self.deadline = now + context.timeout
         self.diagnostics = Diagnostics(unit=identity.who.unit, member=identity.member)
+        self.sightings = Sightings(SessionPolicy(), identity, context)
         self.host: Host | None = None
         # Without a mesh, ranks are called where all are to reach the first in order.
         called = context.mesh != "off" or identity.kind == "ranks"
@@ -99,8 +101,9 @@ class Node:
             endpoints=lambda: self.endpoints if called else None,
             deadline=self.deadline,
             diagnostics=self.diagnostics,
+            sightings=self.sightings,
         )
-        self.sightings = self.joiner.search.sightings
+        self.sightings.serve(self.joiner.search)
         self._patience = Patience(self._candidacy.patience(), Attendance(identity), context.folder_seconds)
         if self._elects:
             self._patience.begin(now)
@@ -298,11 +301,11 @@ class Node:
             # That host has not decided GO in this epoch, and can't without an ACK of this process.
             asked_by.confirmed = False
             asked_by.send(frames.HostSeen(offer=host.offer()))
-        self.joiner.pause()
         if self._elects:
             name = b"" if asked_by is None else asked_by.name
             host.conflicts = Competition(host, self._candidacy, self._close_for, asked_by=name)
         self.sightings.serve(host.conflicts)
+        self.joiner.pause()
 
     def _close_for(self, session: KnownSession, now: float) -> None:
         """Close for a host that has proved itself."""

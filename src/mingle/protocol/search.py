@@ -54,6 +54,7 @@ class Search(SessionPolicy[KnownSession]):
         context: what races need.
         now: the time.
         diagnostics: takes note of what was heard.
+        sightings: the sessions.
         searcher: the member that searches.
     """
 
@@ -64,11 +65,12 @@ class Search(SessionPolicy[KnownSession]):
         now: float,
         *,
         diagnostics: Diagnostics,
+        sightings: Sightings,
         searcher: Searcher,
     ) -> None:
         self.conflict: MingleError | None = None
         """Why a session that this process waited for has ended, if that concerns every rank of the job."""
-        self.sightings = Sightings(self, identity, context)
+        self._sightings = sightings
         self._searcher = searcher
         self._identity = identity
         self._diagnostics = diagnostics
@@ -84,7 +86,7 @@ class Search(SessionPolicy[KnownSession]):
         if offer.host_name not in self._diagnostics.hosts:
             note(self._diagnostics.hosts, offer.host_name, "heard")
         targets = named(offer, source.interface, source.address)
-        return self.sightings.remember(offer, targets, source.address, in_folder=source.folder)
+        return self._sightings.remember(offer, targets, source.address, in_folder=source.folder)
 
     @property
     def asked_at(self) -> float | None:
@@ -129,7 +131,7 @@ class Search(SessionPolicy[KnownSession]):
 
     def make_for(self, offer: Offer, interface: str, now: float) -> None:
         """Join this session, without waiting for a datagram of its host."""
-        session = self.sightings.remember(offer, named(offer, interface))
+        session = self._sightings.remember(offer, named(offer, interface))
         if session is None or (session.race is not None and session.race.call.purpose == "join"):
             return
         session.hang_up()  # it was only asked whether it lives
@@ -147,8 +149,8 @@ class Search(SessionPolicy[KnownSession]):
         joins = not bound and (has_room or session.said_open)
         purpose: frames.Purpose = "join" if joins else "probe"
         session.said_open = False
-        self.sightings.race(session, self._identity.call(session.name, purpose), now)
-        self.sightings.weigh(now)
+        self._sightings.race(session, self._identity.call(session.name, purpose), now)
+        self._sightings.weigh(now)
         return True
 
     def bound_elsewhere(self, candidate: KnownSession) -> bool:
@@ -158,7 +160,7 @@ class Search(SessionPolicy[KnownSession]):
             return True
         if searcher.returns_to is not None:
             return candidate is not searcher.returns_to
-        return self.sightings.runs(candidate)
+        return self._sightings.runs(candidate)
 
     # --- what becomes of a session -----------------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class Search(SessionPolicy[KnownSession]):
         note(self._diagnostics.hosts, session.host_name, "proved")
         note(self._diagnostics.proved, session.host_name, None)
         if session.race is None or session.race.call.purpose != "join":
-            self.sightings.proved(session, now)
+            self._sightings.proved(session, now)
             return
         session.ask_anew()
         self.conflict = None
@@ -193,7 +195,7 @@ class Search(SessionPolicy[KnownSession]):
             self._diagnostics.does_not_reach(self._identity, session.offer, how, now)
             self._client.cannot_reach(session.name, how, now)
         self._searcher.unreached(session, now, refused=race.state is RaceState.DEAD and not race.may_live)
-        asked_again = self.sightings.unreached(session, race, now) and self.race(session, now)
+        asked_again = self._sightings.unreached(session, race, now) and self.race(session, now)
         if not asked_again:
             # Dead, or said to take members while there is a host: in neither case it is in the way.
             self._forget(session, now)
@@ -210,7 +212,7 @@ class Search(SessionPolicy[KnownSession]):
         if session.alive_since is None:
             session.ran = None
         else:
-            self.sightings.free(session, now)
+            self._sightings.free(session, now)
 
     def on_freed(self, now: float) -> None:
         """Ask for a host again: another run of the job is in the way no more."""
@@ -223,7 +225,7 @@ class Search(SessionPolicy[KnownSession]):
         elif isinstance(frame, frames.Running):
             self._probed(session, frame, now)
         elif isinstance(frame, frames.Closed):
-            self.sightings.closed(session, frame)
+            self._sightings.closed(session, frame)
             if frame.conflict:
                 # The next session can be free of the conflict: it counts if none comes.
                 self.conflict = errors.closed_by_host(self._identity, frame)
@@ -233,9 +235,9 @@ class Search(SessionPolicy[KnownSession]):
             # It reopened while it was asked, or was never sealed: its next OFFER leads to joining it, whatever it says.
             session.give_up(now)
             session.said_open = True
-            self.sightings.free(session, now)
+            self._sightings.free(session, now)
         else:
-            self.sightings.said(session, running, now)
+            self._sightings.said(session, running, now)
 
     def _note_secret(self, race: ConnectionRace | None) -> None:
         for address, reason in race.failures.items() if race is not None else ():
@@ -251,14 +253,14 @@ class Search(SessionPolicy[KnownSession]):
 
     def paths_broke(self) -> None:
         """Take note that paths that were proved can be broken by now, and that others can be open."""
-        for session in self.sightings:
+        for session in self._sightings:
             session.paths_stale = True
 
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`, or to the ``verdict`` of what was sighted."""
-        times = [self._client.next_timer(), self.sightings.verdict_timer()]
+        times = [self._client.next_timer(), self._sightings.verdict_timer()]
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> None:

@@ -454,7 +454,7 @@ def test_a_host_closes_for_a_lower_id_that_has_proved_itself_and_makes_for_it() 
     done = process.meet(LOW)
     assert not process.hosts
     assert [type(each.message) for each in done if isinstance(each, Multicast)] == [Bye]
-    (race,) = [each for each in process.machine.joiner.search.sightings if each.races_to("join")]
+    (race,) = [each for each in process.machine.joiner.sightings if each.races_to("join")]
     assert race.offer == offer(LOW)
     assert [(each.address, each.port) for each in done if isinstance(each, Dial)] == [("10.0.0.9", 4001)]
 

@@ -60,7 +60,7 @@ class Joined:
 
     def known(self, name: bytes) -> KnownSession:
         session = KnownSession(offer(name), [DialTarget(ADDRESS, "eth0", 4000)])
-        assert self.joiner.search.sightings.add(session)
+        assert self.joiner.sightings.add(session)
         return session
 
     def hear(self, *said: frames.AnyFrame) -> None:
@@ -254,7 +254,7 @@ def test_a_member_that_does_not_reach_that_host_looks_for_any() -> None:
 def test_a_session_that_is_just_asked_whether_it_lives_is_raced_for_again_to_join_it() -> None:
     joined = Joined(None)
     new = joined.known(OTHER)
-    joined.joiner.search.sightings.race(new, IDENTITY.call(OTHER, "probe"), 1.0)
+    joined.joiner.sightings.race(new, IDENTITY.call(OTHER, "probe"), 1.0)
     joined.hear(frames.Closed(session=SESSION, offer=new.offer))
     assert new.races_to("join")
 
@@ -290,7 +290,7 @@ def test_a_host_without_this_member_sends_it_nowhere() -> None:
 def test_a_member_makes_for_no_session_of_its_own() -> None:
     joined = Joined(None)
     joined.hear(frames.Closed(session=SESSION, offer=msgspec.structs.replace(offer(OTHER), host=IDENTITY.member)))
-    assert joined.joiner.search.sightings.get(OTHER) is None
+    assert joined.joiner.sightings.get(OTHER) is None
 
 
 # --- other hosts, and other paths ----------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_a_member_makes_for_no_session_of_its_own() -> None:
 def test_a_member_without_a_rank_tells_its_host_of_others(rank: int | None) -> None:
     joined = Joined(rank)
     joined.node.handle(Heard(offer(OTHER), HERE), 2.0)
-    other = joined.joiner.search.sightings.get(OTHER)
+    other = joined.joiner.sightings.get(OTHER)
     assert other is not None
     assert other.race is None
     assert other.report_at == (0.0 if rank is not None else 2.0 + HOST_SEEN_SECONDS)
@@ -312,7 +312,7 @@ def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
     assert joined.lose("reset", 2.0)
     assert joined.session.races_to("join")
     joined.node.handle(Heard(offer(OTHER), HERE), 2.1)
-    other = joined.joiner.search.sightings.get(OTHER)
+    other = joined.joiner.sightings.get(OTHER)
     assert other is not None
     assert other.race is None
     joined.node.handle(TimerDue(), 2.1 + ADDRESS_SECONDS)

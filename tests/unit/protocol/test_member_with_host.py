@@ -79,7 +79,7 @@ def test_a_rank_that_was_given_its_number_is_sent_to_no_other_host() -> None:
     alone = Alone()
     conn = alone.join()
     alone.hear(conn, 2.0, frames.Closed(session=SESSION, offer=offer(OTHER)))
-    assert alone.joiner.search.sightings.get(OTHER) is None
+    assert alone.joiner.sightings.get(OTHER) is None
     assert alone.joiner.session is None
 
 

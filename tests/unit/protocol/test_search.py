@@ -16,8 +16,14 @@ from mingle.protocol.links.handshake import HostConversation
 from mingle.protocol.links.race import ADDRESS_SECONDS
 from mingle.protocol.machine import Context
 from mingle.protocol.search import Search
-from mingle.protocol.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS, KnownSession
-from mingle.protocol.sightings import RUNNING_NOTICE_SECONDS, SILENT_SECONDS
+from mingle.protocol.sessions import (
+    REMEMBERED_BY_SENDER,
+    REMEMBERED_SESSIONS,
+    RETRY_SECONDS,
+    KnownSession,
+    SessionPolicy,
+)
+from mingle.protocol.sightings import RUNNING_NOTICE_SECONDS, SILENT_SECONDS, Sightings
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer, Seek
@@ -60,7 +66,16 @@ class Searching:
         self.diagnostics = Diagnostics()
         context = Context(key=key, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
         self.links, self.effects = context.links, context.links.effects
-        self.search = Search(IDENTITY, context, 0.0, diagnostics=self.diagnostics, searcher=self.searcher)
+        self.sightings = Sightings(SessionPolicy(), IDENTITY, context)
+        self.search = Search(
+            IDENTITY,
+            context,
+            0.0,
+            diagnostics=self.diagnostics,
+            sightings=self.sightings,
+            searcher=self.searcher,
+        )
+        self.sightings.serve(self.search)
         self.hosts: dict[int, HostConversation] = {}
 
     def hear(self, message: Offer, now: float = 1.0, source: Source = HERE) -> KnownSession:
@@ -117,7 +132,7 @@ def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
     for each in (offer(), offer(OTHER, port=4001), offer()):
         searching.hear(each)
     assert [dial.port for dial in searching.dials()] == [4000, 4001]
-    assert all(each.races_to("join") for each in searching.search.sightings)
+    assert all(each.races_to("join") for each in searching.sightings)
     assert list(searching.diagnostics.hosts.values()) == ["heard"] * 2
 
 
@@ -126,7 +141,7 @@ def test_sealed_session_is_only_asked_whether_it_runs(folder: bool) -> None:
     searching = Searching()
     session = searching.hear(offer(state="sealed"), source=replace(HERE, folder=folder))
     assert session.races_to("probe")
-    assert searching.search.sightings.may_run() is not folder, "an object in a folder outlives its host"
+    assert searching.sightings.may_run() is not folder, "an object in a folder outlives its host"
 
 
 def test_sealed_session_that_has_the_confirmation_of_this_process_is_joined() -> None:
@@ -143,7 +158,7 @@ def test_address_that_is_heard_later_is_tried_in_the_same_race() -> None:
     session = searching.hear(offer())
     searching.dials()
     searching.hear(replace(offer(), addresses=(ADDRESS, SECOND)), 1.1)
-    searching.search.sightings.handle_timer(1.2)
+    searching.sightings.handle_timer(1.2)
     assert [dial.address for dial in searching.dials()] == [SECOND]
     assert session.races_to("join")
 
@@ -184,7 +199,7 @@ def test_member_that_returns_to_a_session_joins_no_other_one_and_keeps_it_in_min
     assert searching.hear(offer(OTHER, port=4001), 2.0).race is None
     for number in range(2 * REMEMBERED_SESSIONS):
         searching.hear(offer(number.to_bytes(16, "big")), 2.0, replace(HERE, address=f"10.0.1.{number}"))
-    assert searching.search.sightings.get(SESSION) is session
+    assert searching.sightings.get(SESSION) is session
     assert searching.hear(offer(), 2.0).races_to("join")
 
 
@@ -192,7 +207,7 @@ def test_sender_of_many_sessions_is_followed_to_a_few() -> None:
     searching = Searching()
     sessions = [searching.search.heard(offer(bytes([n]) * 16), HERE, 1.0, seated=False) for n in range(1, 12)]
     assert all(sessions)
-    assert len(searching.search.sightings) == REMEMBERED_BY_SENDER
+    assert len(searching.sightings) == REMEMBERED_BY_SENDER
 
 
 # --- races that are lost ---------------------------------------------------------------------------------------------
@@ -203,7 +218,7 @@ def test_race_that_was_lost_is_noted_and_run_again_later() -> None:
     session = searching.hear(offer())
     searching.dials()
     lost_at = 1.0 + ADDRESS_SECONDS
-    searching.search.sightings.handle_timer(lost_at)
+    searching.sightings.handle_timer(lost_at)
     assert searching.searcher.told == [("unreached", SESSION, False)]
     assert "not reached: 10.0.0.1 no answer" in searching.diagnostics.hosts[session.host_name]
     searching.hear(offer(), lost_at + RETRY_SECONDS - 0.01)
@@ -228,7 +243,7 @@ def test_silent_host_of_a_sealed_session_is_asked_again_for_a_while() -> None:
     now = 1.0
     while session.races_to("probe") and now < 60.0:
         now += ADDRESS_SECONDS
-        searching.search.sightings.handle_timer(now)
+        searching.sightings.handle_timer(now)
     assert session.race is None
     assert session.alive_since is None
     assert searching.searcher.names().count("unreached") > 1
@@ -271,7 +286,7 @@ def test_such_a_session_is_looked_at_in_time(state: str, seconds: float) -> None
     probed(searching, state)
     searching.search.pause()
     searching.asked(1.0 + seconds)
-    timers = [searching.search.next_timer(), searching.search.sightings.next_timer()]
+    timers = [searching.search.next_timer(), searching.sightings.next_timer()]
     assert 1.0 + seconds in timers
 
 
@@ -307,10 +322,10 @@ def test_offer_of_a_session_that_was_sealed_when_it_was_asked_leads_to_a_race_to
     searching.hear(offer(), 2.0)
     assert Hangup(conn) in searching.effects
     assert session.races_to("join")
-    assert searching.search.sightings.runs()
+    assert searching.sightings.runs()
     searching.effects[:] = [each for each in searching.effects if isinstance(each, Dial)]
     searching.prove(session, now=2.0)
-    assert not searching.search.sightings.runs(), "its answer to JOIN shows whether it runs"
+    assert not searching.sightings.runs(), "its answer to JOIN shows whether it runs"
 
 
 def test_process_that_returns_to_another_session_only_asks_whether_such_a_session_lives() -> None:
