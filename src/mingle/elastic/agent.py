@@ -17,7 +17,7 @@ from typing import TypeGuard
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import Hold
 from mingle.elastic.member import AgentMember
-from mingle.elastic.quorum import Memory, Policy
+from mingle.elastic.quorum import Memory, Policy, SessionEnd
 from mingle.errors import MingleError
 from mingle.protocol.effects import Notice
 from mingle.protocol.election import Candidacy
@@ -199,26 +199,26 @@ class Agent(Node):
     def _look(self, now: float) -> None:
         """Check, after every event, whether the session was lost, or the gathering has failed."""
         self._rest_if_failed()
-        role = self.role
-        if self.closed:
+        end = None if self.closed else self.role.end
+        if end is None:
             return
-        if isinstance(role, AgentMember) and role.ended_because is not None:
-            self.ended = role.ended_because
+        if end.of_job:
+            self.ended = end.reason
             self._rest("its host has ended the job")
-        elif role.lost_because is not None:
+        else:
             self._rest("the session is lost")
-            self._fall(role.lost_because, role.moved_to, now)
+            self._fall(end, now)
 
     def _rest_if_failed(self) -> None:
         if self.failure is not None and not self.closed:
             self._rest(type(self.failure).__name__)
 
-    def _fall(self, reason: str, moved_to: Offer | None, now: float) -> None:
+    def _fall(self, end: SessionEnd, now: float) -> None:
         """Record the loss of the session, and look for the next one."""
-        self.lost, self.losses = reason, self.losses + 1
-        self.links.effects.append(Notice(f"job {self.identity.job!r}: {reason}"))
+        self.lost, self.losses = end.reason, self.losses + 1
+        self.links.effects.append(Notice(f"job {self.identity.job!r}: {end.reason}"))
         if self._stopped_electing:
             return
         self.gather(now)
-        if moved_to is not None and not self.closed:
-            self.joiner.search.make_for(moved_to, "", now)
+        if end.moved_to is not None and not self.closed:
+            self.joiner.search.make_for(end.moved_to, "", now)

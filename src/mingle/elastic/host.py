@@ -3,7 +3,7 @@
 From GO on the host renews its members' leases (:mod:`mingle.elastic.leases`), sends them the list of members, and
 admits others. The host ends its session in three cases: fewer than K leases are valid, the address of its store is
 gone, or it meets a session that takes precedence. Each time it sends CLOSED with ``regather``, so that the members look
-for a host again; ``lost_because`` holds the reason.
+for a host again; ``end`` holds the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import structs
 
 from mingle.elastic import reports
 from mingle.elastic.leases import PING_SECONDS, Hold, is_fresh
-from mingle.elastic.quorum import Memory, Quorum
+from mingle.elastic.quorum import Memory, Quorum, SessionEnd
 from mingle.elastic.rounds import Rounds
 from mingle.protocol.effects import CloseStore, Multicast, Notice
 from mingle.protocol.events import Source
@@ -59,10 +59,8 @@ class ElasticHost(Host):
         diagnostics: Diagnostics,
         sightings: Sightings,
     ) -> None:
-        self.lost_because: str | None = None
-        """Why the session has ended, if the job continues."""
-        self.moved_to: Offer | None = None
-        """The session for which this one has ended."""
+        self.end: SessionEnd | None = None
+        """How the session has ended, if the job continues."""
         self.quorum = Quorum(session, memory, started)
         self._memory = memory
         self._told: frames.Members | None = None
@@ -344,6 +342,6 @@ class ElasticHost(Host):
 
     def _dissolve(self, reason: str, moved_to: Offer | None) -> None:
         """End this session, not the job: all agents look for a host again."""
-        self.lost_because, self.moved_to = reason, moved_to
+        self.end = SessionEnd(reason, moved_to)
         self._effects.append(CloseStore(reason))
         self._end(reason, conflict=False, regather=True, offer=moved_to)

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from mingle.elastic import reports
 from mingle.elastic.leases import BINDING_SECONDS, Hold, is_fresh
-from mingle.elastic.quorum import LEFT_OUT_REMEMBERED, Memory
+from mingle.elastic.quorum import LEFT_OUT_REMEMBERED, Memory, SessionEnd
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.effects import Notice
 from mingle.protocol.events import Source
@@ -51,12 +51,8 @@ class AgentMember(Joiner):
         sightings: Sightings,
         memory: Memory,
     ) -> None:
-        self.lost_because: str | None = None
-        """The reason why the session was lost, if the job continues."""
-        self.ended_because: str | None = None
-        """The reason why the host has ended the job on purpose."""
-        self.moved_to: Offer | None = None
-        """The session for which the host has ended its own."""
+        self.end: SessionEnd | None = None
+        """How the session has ended, once it had formed."""
         self._memory = memory
         self._members: frames.Members | None = None
         self._in_doubt: tuple[bytes, int, bool] | None = None
@@ -293,11 +289,11 @@ class AgentMember(Joiner):
         """Handle CLOSED: the host gives up its session or ends the job, and so releases this agent."""
         if self.outcome is None:
             self._called_off(session)
+        elif frame.regather:
+            self.end = SessionEnd(frame.reason or "its host gave it up", moved_to=frame.offer)
+        else:
+            self.end = SessionEnd(frame.reason or "its host closed it", of_job=True)
         self._memory.binding.release(session.name)
-        if self.outcome is not None and frame.regather:
-            self.lost_because, self.moved_to = frame.reason or "its host gave it up", frame.offer
-        elif self.outcome is not None:
-            self.ended_because = frame.reason or "its host closed it"
 
     def host_lost(self, session: KnownSession, reason: str, now: float) -> None:
         """Handle the end of the connection to the host."""
@@ -305,8 +301,8 @@ class AgentMember(Joiner):
             self._memory.binding.release(session.name)
         self._memory.host_lost = session.offer.hostname, session.offer.pid
         super().host_lost(session, reason, now)
-        if self.outcome is not None and self.ended_because is None and self.lost_because is None:
-            self.lost_because = f"the connection to {session.host_name} is lost: {reason}"
+        if self.outcome is not None and self.end is None:
+            self.end = SessionEnd(f"the connection to {session.host_name} is lost: {reason}")
 
     def is_freed_by(self, reason: str) -> bool:
         """Return whether the host certainly no longer counts this agent, since its connection ended for this reason.

@@ -23,6 +23,7 @@ from mingle.protocol.session.seating import node_keys
 from mingle.protocol.session.seats import Seated
 from mingle.text import few
 from mingle.wire import frames
+from mingle.wire.datagrams import Offer
 
 ACKNOWLEDGE_SECONDS = 8.0
 """How long after SEALED the last ACK can come: less than a lease, which begins with SEALED."""
@@ -203,6 +204,16 @@ class Memory:
         """Keep a status, unless more agents were there before."""
         if self.best_status is None or status.joined >= self.best_status.joined:
             self.best_status = status
+
+
+class SessionEnd(msgspec.Struct, frozen=True):
+    """How a session that had formed has ended for this agent."""
+
+    reason: str
+    moved_to: Offer | None = None
+    """The session for which its host has ended it."""
+    of_job: bool = False
+    """Whether the host has ended the job with it, on purpose."""
 
 
 class Quorum(Admission):

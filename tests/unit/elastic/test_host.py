@@ -72,10 +72,10 @@ def test_host_with_too_few_members_stops_at_once_and_says_why(gathering: AgentGa
     process, host, _ = started(gathering)
     gathering.network.cut(process.machine)
     gathering.world.run(LEASE_SECONDS + 0.01)
-    assert host.lost_because is not None
-    assert "1 node can be reached, and it takes 2 to keep the session" in host.lost_because
-    assert process.closed_stores == [host.lost_because]
-    assert process.agent.lost == host.lost_because
+    assert host.end is not None
+    assert "1 node can be reached, and it takes 2 to keep the session" in host.end.reason
+    assert process.closed_stores == [host.end.reason]
+    assert process.agent.lost == host.end.reason
 
 
 def test_host_of_a_running_session_asks_for_others_periodically(

@@ -11,7 +11,7 @@ import pytest
 
 from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS
 from mingle.elastic.member import AgentMember
-from mingle.elastic.quorum import Memory, Nodes, Policy
+from mingle.elastic.quorum import Memory, Nodes, Policy, SessionEnd
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.events import Address, Disconnected, Heard, Source, StoreProved, TimerDue
 from mingle.protocol.machine import Context, Endpoints
@@ -302,7 +302,7 @@ def test_host_that_gives_its_session_up_sets_its_members_free() -> None:
     conn, member = formed(alone)
     assert memory.binding.holds(3.0)
     alone.hear(conn, 3.0, Closed(session=SESSION, reason="it is alone", regather=True))
-    assert member.lost_because == "it is alone"
+    assert member.end == SessionEnd("it is alone")
     assert not memory.binding.holds(3.0)
 
 
