@@ -34,7 +34,7 @@ class Recording:
         self._played: Iterator[Any] | None = None
         self._began = 0.0
         self._busy = False
-        self._chance: Any = SimpleNamespace(urandom=self._bytes, token_bytes=self._bytes)
+        self._chance: Any = SimpleNamespace(urandom=self._bytes)
 
     # --- recording -------------------------------------------------------------------------------------------------
 
@@ -79,14 +79,14 @@ class Recording:
     def _run(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Call what can draw: nonces and tokens are drawn as well."""
         names = vars(authentication)
-        genuine = {name: names[name] for name in ("os", "secrets")}
-        names.update(dict.fromkeys(genuine, self._chance))
+        genuine = names["os"]
+        names["os"] = self._chance
         self._busy = True
         try:
             return function(*arguments, **options)
         finally:
             self._busy = False
-            names.update(genuine)
+            names["os"] = genuine
 
     def _bytes(self, count: int) -> bytes:
         return self.draw(lambda: os.urandom(count))
