@@ -261,6 +261,14 @@ def test_watching_finder_sees_the_last_seeker(wire: Wire, seconds_between: float
     assert finder.seekers == {}
 
 
+def test_a_seeker_that_is_heard_again_makes_room_after_those_that_are_silent(wire: Wire) -> None:
+    finder = wire.look(None, forgets=True)
+    first, *others = (a_seek(number) for number in range(256, 256 + MAX_SEEKERS + 1))
+    for seek in (first, *others[:-1], first, others[-1]):
+        wire.hear("10.0.0.2", seek, "10.0.0.1")
+    assert [seek.member in finder.seekers for seek in (first, *others[:2])] == [True, False, True]
+
+
 def test_watching_finder_sees_the_last_host_and_forgets_dead_ones(wire: Wire) -> None:
     finder = wire.look(None, "10.0.0.9", refresh=1.0, forgets=True)
     for number in range(MAX_SESSIONS + 50):
