@@ -11,7 +11,8 @@ from typing import Any
 from mingle.cli import checks, jobs, output
 from mingle.diagnostics.diagnosis import Facts
 from mingle.observe import path_checks
-from mingle.observe.finder import Finder, not_formed, not_found, several_hosts
+from mingle.observe.finder import Finder
+from mingle.observe.lookup import not_formed, not_found, several_hosts
 from mingle.observe.ping import EchoHeard, PingMachine
 from mingle.protocol.effects import Dial
 from mingle.protocol.events import Accepted, BytesReceived, Connected, Disconnected, Heard, Source, TimerDue

@@ -21,8 +21,8 @@ from mingle.check import command
 from mingle.cli import checks, jobs
 from mingle.config.settings import Network
 from mingle.diagnostics import CheckStatus
-from mingle.observe.finder import list_jobs
-from mingle.observe.ping import Pinger
+from mingle.observe.lookup import list_jobs
+from mingle.observe.pinger import Pinger
 
 from . import Host, Lab
 from .checks import SLOW, SLOW_SECONDS, check, hosts_of

@@ -18,7 +18,7 @@ from mingle.diagnostics import Detour, Finding, diagnosis
 from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.diagnostics.firewall import Chain
 from mingle.elastic.quorum import Memory, Nodes, Policy
-from mingle.observe.finder import not_found
+from mingle.observe.lookup import not_found
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.observations import Agents, Diagnostics, Gone, NetworkFacts, Situation, Unreached
 from mingle.wire.datagrams import Offer, Seek

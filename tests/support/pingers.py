@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from mingle.config.settings import Network
-from mingle.observe.ping import Pinger
+from mingle.observe.pinger import Pinger
 
 
 @contextlib.contextmanager

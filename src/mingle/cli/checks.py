@@ -24,7 +24,8 @@ from mingle.network import folders, inspection
 from mingle.network.folders import Examined
 from mingle.network.peers import with_a_route
 from mingle.observe import path_checks
-from mingle.observe.ping import Figures, Pinger, PingMachine, PingPeer, refuses
+from mingle.observe.ping import Figures, PingMachine, PingPeer
+from mingle.observe.pinger import Pinger, refuses
 from mingle.wire.echo import WAYS
 
 DOCTOR_ROUNDS = 4

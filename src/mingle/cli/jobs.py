@@ -16,15 +16,8 @@ from mingle.cli.options import Shared, fail, shared_options
 from mingle.cli.output import Table
 from mingle.config import settings
 from mingle.errors import MingleError, counted
-from mingle.observe.finder import (
-    Finder,
-    FoundSession,
-    Seeking,
-    find_job,
-    list_jobs,
-    make_finder,
-    ranks_seeking,
-)
+from mingle.observe.finder import Finder, FoundSession, Seeking, ranks_seeking
+from mingle.observe.lookup import find_job, list_jobs, make_finder
 from mingle.observe.observer import Observer
 from mingle.protocol.explain import ladder
 from mingle.protocol.explain.observations import Diagnostics, NetworkFacts, Situation

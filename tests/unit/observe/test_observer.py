@@ -15,7 +15,8 @@ from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.errors import DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.network.folders import Folders, digest, storages
-from mingle.observe.finder import Finder, find_job, list_jobs
+from mingle.observe.finder import Finder
+from mingle.observe.lookup import find_job, list_jobs
 from mingle.observe.observer import Observer
 from mingle.protocol.events import Event
 from mingle.wire import datagrams

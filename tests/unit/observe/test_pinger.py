@@ -14,7 +14,7 @@ from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.observe import ping
 from mingle.observe.observer import Observer
-from mingle.observe.ping import Pinger
+from mingle.observe.pinger import Pinger
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import BROWSE_GROUP
 from mingle.wire.echo import EchoReply, EchoRequest

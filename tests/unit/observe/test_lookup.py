@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from mingle.config.settings import Network
 from mingle.errors import AuthenticationError, DiscoveryTimeoutError, MingleError
-from mingle.observe.finder import Finder, find_job, list_jobs, not_found, several_hosts
+from mingle.observe.finder import Finder
+from mingle.observe.lookup import find_job, list_jobs, not_found, several_hosts
 from mingle.protocol.explain.observations import NetworkFacts
 from tests.support.bystanders import Wire, a_finder, gathering
 from tests.support.loopback import longer
