@@ -137,7 +137,7 @@ def test_a_member_that_has_formed_hears_no_datagrams_any_more(ranks: list[Formed
 @pytest.mark.parametrize(
     ("module", "step"), [(driver, "Connections"), (udp_endpoint, "LocalRelay"), (udp_endpoint, "Peers")]
 )
-def test_sockets_are_closed_when_opening_the_rest_fails(
+def test_sockets_are_closed_when_an_opening_fails(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
 ) -> None:
     monkeypatch.setattr(module, step, fail)
@@ -260,9 +260,7 @@ def test_a_member_whose_thread_dies_cuts_its_own_connections_to_the_store(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_connections_of_a_process_group_outlive_the_serving_thread(
-    rank: int, ranks: list[Formed], server: StoreServer
-) -> None:
+def test_connections_of_a_process_group_outlive_the_loop(rank: int, ranks: list[Formed], server: StoreServer) -> None:
     """The job trains: its store is torch's, and nobody waits for mingle."""
     discovery, held = ranks[rank].discovery, server.handle
     with socket.create_connection((server.address, server.port)) as client:
@@ -336,7 +334,7 @@ def test_a_host_whose_job_runs_renews_its_memberships(ranks: list[Formed], monke
 # --- going on -------------------------------------------------------------------------------------------------------
 
 
-def test_calls_of_other_threads_run_in_order_in_the_loop_and_the_watch_as_often_as_it_wants(
+def test_calls_run_in_order_in_the_loop_and_the_watch_as_often_as_it_wants(
     ranks: list[Formed],
 ) -> None:
     discovery, ran, watched = ranks[0].discovery, list[tuple[int, str]](), list[float]()
@@ -434,7 +432,7 @@ def test_a_seal_that_is_called_off_while_its_store_is_opened_leaves_one_store(mo
 
 @pytest.mark.parametrize("rank", [0, 1, None])
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
+def test_a_rank_without_a_descriptor_waits_on(
     rank: int | None, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything that opens something comes due: the look at the interfaces, the progress line, a caller, a call."""

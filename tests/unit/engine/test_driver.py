@@ -89,7 +89,7 @@ def test_connection_whose_address_goes_from_this_machine_ends(driver: Noting, mo
     assert "the address 127.0.0.1 has gone from this machine" in driver.turn_until(Disconnected).reason
 
 
-def test_connection_by_an_address_that_is_newer_than_the_last_scan_counts(
+def test_connection_by_an_address_newer_than_the_last_scan_counts(
     driver: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
@@ -100,9 +100,7 @@ def test_connection_by_an_address_that_is_newer_than_the_last_scan_counts(
     assert driver.turn_until(Connected) == Connected(999, "127.0.0.1", "lo")
 
 
-def test_connections_through_interfaces_that_were_not_named_are_not_used(
-    driver: Noting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_through_interfaces_not_named_are_not_used(driver: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver.interfaces, "owner", lambda local, dialed: "eth7")
     driver.connections.listen([("127.0.0.1", 0)])
     driver.notes.to_do.append(Dial(999, "127.0.0.1", driver.connections.port, "lo"))
@@ -137,7 +135,7 @@ def test_a_host_that_keeps_its_addresses_while_it_is_sealed_is_told_when_they_ar
 
 
 @pytest.mark.parametrize("step", [Connected, BytesReceived, Accepted, Disconnected])
-def test_a_connection_that_a_machine_can_not_handle_is_closed(
+def test_connection_that_can_not_be_handled_is_closed(
     driver: Noting, step: type[Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     driver.connections.listen([("127.0.0.1", 0)])
@@ -211,7 +209,7 @@ def test_call_of_another_thread_wakes_the_driver(driver: Noting) -> None:
     thread.join()
 
 
-def test_a_timeout_error_of_a_signal_handler_that_comes_with_a_call_is_not_lost(
+def test_timeout_error_of_a_signal_handler_in_a_call_is_not_lost(
     driver: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with alarm_is_passed_on() as interrupted, monkeypatch.context() as patched:

@@ -148,7 +148,7 @@ def ranks() -> Iterator[list[Formed]]:
         yield made
 
 
-def test_the_end_of_a_loop_that_is_blocked_is_waited_for_within_a_bound(
+def test_end_of_a_blocked_loop_is_waited_for_within_a_bound(
     ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mingle.engine.party.STOP_SECONDS", 0.1)

@@ -201,7 +201,7 @@ def test_where_a_message_goes(
     assert said(capsys) == "mingle: two \\x07things\n" * written
 
 
-def test_a_parents_handler_counts_unless_it_is_cut_off(
+def test_parents_handler_counts_unless_it_is_cut_off(
     capsys: pytest.CaptureFixture[str], logger: logging.Logger
 ) -> None:
     handler, logger.parent = Collecting(), logging.Logger("root")  # noqa: LOG001 - not that of the process
@@ -228,9 +228,7 @@ def closed() -> io.StringIO:
 
 
 @pytest.mark.parametrize("stderr", [None, Broken(), closed()], ids=["none", "without a reader", "closed"])
-def test_a_process_that_can_say_nothing_goes_on(
-    made: Make, monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO | None
-) -> None:
+def test_process_without_words_goes_on(made: Make, monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO | None) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
     say(logging.WARNING, "one thing")
     shown = made()
@@ -249,7 +247,7 @@ def test_an_stderr_that_can_only_write_is_no_terminal(made: Make, monkeypatch: p
 # --- when -----------------------------------------------------------------------------------------------------------
 
 
-def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
+def test_log_has_a_line_after_ten_seconds_then_every_thirty(
     capsys: pytest.CaptureFixture[str], made: Make, job: str
 ) -> None:
     shown, lines = made(), {}
@@ -260,9 +258,7 @@ def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
     assert lines == {seconds: f"mingle: job {job}: looking for rank 0 · {seconds} s\n" for seconds in (10, 40, 70, 100)}
 
 
-def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(
-    terminal: Terminal, made: Make, job: str
-) -> None:
+def test_on_a_terminal_one_line_lives_from_two_seconds_on(terminal: Terminal, made: Make, job: str) -> None:
     with contextlib.redirect_stderr(terminal):
         shown = made()
         for now in (0.5, 1.0, 1.99):
@@ -386,7 +382,7 @@ def test_found_or_lost_host_restarts_the_look_for_causes(made: Make, capsys: pyt
 
 
 @linux_only
-def test_a_process_without_a_host_speaks_beside_one_that_has_a_host(
+def test_process_without_a_host_speaks_beside_one_with_a_host(
     made: Make, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others do not know what keeps it out: another secret, in the second terminal of one machine."""
@@ -498,9 +494,7 @@ def test_another_user_silences_nobody(made: Make, job: str, listens: bool) -> No
 
 
 @linux_only
-def test_a_second_terminal_says_once_where_the_line_is(
-    terminal: Terminal, made: Make, job: str, tmp_path: Path
-) -> None:
+def test_second_terminal_says_once_where_the_line_is(terminal: Terminal, made: Make, job: str, tmp_path: Path) -> None:
     log = tmp_path / "stderr"
     with log.open("w") as stderr, another_speaker(job, stderr) as other, contextlib.redirect_stderr(terminal):
         second = made()

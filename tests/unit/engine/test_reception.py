@@ -103,7 +103,7 @@ def test_source_says_where_a_datagram_came_from(machine: Machine, multicast: boo
     ],
 )
 @pytest.mark.parametrize("verifies", [False, True])
-def test_what_is_not_of_a_discovery_is_not_heard(
+def test_what_is_of_no_discovery_is_not_heard(
     machine: Machine, data: bytes, counted: dict[str, int], verifies: bool
 ) -> None:
     assert machine.reception(None, Secret(SECRET), verifies=verifies).admit(received(data)) is None

@@ -118,7 +118,7 @@ def kept_patience(port: int) -> dict[str, tuple[int, int]]:
 
 
 @linux_only
-def test_a_descriptor_that_becomes_another_file_while_it_is_looked_at_leaves_no_copy(
+def test_descriptor_that_becomes_another_file_meanwhile_leaves_no_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Other threads open and close files meanwhile; a socket of a family that has no names is refused as well."""
@@ -235,9 +235,7 @@ def foreign_listener() -> Iterator[int]:
         (errno.EADDRNOTAVAIL, "the address has just gone"),
     ],
 )
-def test_what_the_system_lacks_for_a_store_is_the_cause(
-    number: int, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_system_lacks_is_the_cause(number: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", refusing(number))
     with pytest.raises(MingleError, match=rf"can't listen on 127\.0\.0\.1: {os.strerror(number)}") as caught:
         open_server("127.0.0.1", None, SESSION)
@@ -249,9 +247,7 @@ def test_what_the_system_lacks_for_a_store_is_the_cause(
     ("version", "takes"),
     [("2.6.0+cu124", False), ("2.7.1", False), ("2.8.0+cpu", True), ("2.10.0a0+git1", True), ("3.0.1", True)],
 )
-def test_which_torch_takes_a_listening_socket_with_libuv(
-    monkeypatch: pytest.MonkeyPatch, version: str, takes: bool
-) -> None:
+def test_which_torch_takes_listeners_with_libuv(monkeypatch: pytest.MonkeyPatch, version: str, takes: bool) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     assert store._libuv_takes_descriptors() is takes
 
@@ -369,9 +365,7 @@ def test_aborting_what_was_released_is_no_error(call: str) -> None:
 
 
 @linux_only
-def test_torch_asks_each_name_server_once_and_for_a_second(
-    server: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_asks_each_name_server_once_for_a_second(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """That torch's look-up goes by these numbers is shown in the lab."""
     libc, during = ctypes.CDLL(None), list[tuple[int, ...]]()
     libc.__res_state.restype = ctypes.POINTER(ctypes.c_int * 2)  # seconds and tries for each server (resolver(3))

@@ -95,9 +95,7 @@ def test_a_session_learns_why_its_store_can_not_be_opened(
     assert str(problem).splitlines()[0] in failed.error.observation
 
 
-def test_a_store_that_stands_serves_its_session_again(
-    keeper: StoreKeeper, machine: Machine, opened: list[StoreServer]
-) -> None:
+def test_store_that_stands_serves_again(keeper: StoreKeeper, machine: Machine, opened: list[StoreServer]) -> None:
     for epoch, session in enumerate((b"one", b"one", b"two")):
         machine.host = hosting(session)
         keeper.perform(OpenStore(epoch, "127.0.0.1"))

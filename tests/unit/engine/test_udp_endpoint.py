@@ -157,9 +157,7 @@ def test_a_question_shorter_than_its_answer_gets_none(driver: Noting) -> None:
     assert driver.evidence.facts().rejected["unpadded"] == 1
 
 
-def test_a_socket_that_could_not_be_opened_is_opened_with_a_later_scan(
-    driver: Noting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_socket_that_could_not_be_opened_is_opened_with_a_scan(driver: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of IPv6's duplicate check, or of a shortage of memory, changes nothing that a scan finds."""
     sockets = driver.udp.transport
     assert sockets is not None

@@ -541,7 +541,7 @@ def test_out_of_descriptors_a_caller_is_turned_away(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("problem", [errno.ENOBUFS, errno.ENOMEM])
-def test_out_of_memory_a_caller_waits_and_the_loop_rests(
+def test_out_of_memory_callers_wait_and_the_loop_rests(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, problem: int
 ) -> None:
     """The caller stays in the queue, so the listener would be readable for ever."""

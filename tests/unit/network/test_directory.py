@@ -42,9 +42,7 @@ def look(place: Directory, sign: Sign | None = SIGN) -> Report:
     return folder.turn(place, 0.0)
 
 
-def test_a_directory_that_another_process_has_deleted_meanwhile_is_created_again(
-    place: Directory, tmp_path: Path
-) -> None:
+def test_directory_that_another_process_has_deleted_is_created_again(place: Directory, tmp_path: Path) -> None:
     with place.open(create=True) as opened:
         (tmp_path / "digest").rmdir()
         opened.write(name_of("h"), b"content")

@@ -254,7 +254,7 @@ def test_nothing_to_show_deletes_the_sign(processes: Make) -> None:
 
 
 @pytest.mark.parametrize(("job", "opened"), [("job", ["job"]), (None, ["job", "another"])])
-def test_observer_reads_the_folder_of_a_job_or_of_all_and_shows_nothing(
+def test_observer_reads_one_folder_or_all_and_shows_nothing(
     processes: Make, job: str | None, opened: list[str]
 ) -> None:
     shared = Memory({name_of("h"): datagrams.encode(THEIRS)})
@@ -287,9 +287,7 @@ def test_slowest_folder_decides_how_long_the_first_look_can_take() -> None:
         (ZeroDivisionError("a riddle"), "can't be used (ZeroDivisionError: a riddle)"),
     ],
 )
-def test_problem_is_named_until_a_turn_succeeds_and_ends_no_thread(
-    processes: Make, error: Exception, what: str
-) -> None:
+def test_problem_is_named_until_a_turn_succeeds(processes: Make, error: Exception, what: str) -> None:
     shared = Memory()
     shared.error = error
     process = processes(shared=shared)
@@ -356,7 +354,7 @@ def test_silent_server_does_not_hold_up_the_end() -> None:
 # --- a check of folders -----------------------------------------------------------------------------------------------
 
 
-def test_check_of_directories_names_what_is_wrong_with_each_and_leaves_nothing(
+def test_check_names_what_is_wrong_with_each_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Directory, "leave_seconds", 60.0)
@@ -449,7 +447,7 @@ def test_sign_has_the_id_of_its_process_and_lasts_where_a_host_takes_no_members(
         (AGENTS, {"state": "open"}, True),
     ],
 )
-def test_offer_is_shown_anew_at_once_if_others_need_what_has_changed(
+def test_offer_is_shown_at_once_if_others_need_the_change(
     offer: Offer, changed: dict[str, object], urgent: bool
 ) -> None:
     before, after = (sign_of(structs.replace(offer, **each), b"data") for each in ({}, changed))

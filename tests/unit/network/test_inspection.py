@@ -56,9 +56,7 @@ def test_the_environment() -> None:
         ("nameserver 10.0.0.5\nnameserver 10.0.0.6\n", 20.0),
     ],
 )
-def test_name_servers_and_how_long_they_are_waited_for(
-    written: str, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_servers_and_how_long_they_take(written: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one server it was seen in the lab, of two it is glibc's rule: the second one gets 2^1 * 5 s / 2."""
     monkeypatch.setattr(inspection, "read_text", lambda _file: written)
     servers, waited = inspection.name_servers()
@@ -67,9 +65,7 @@ def test_name_servers_and_how_long_they_are_waited_for(
 
 
 @pytest.mark.parametrize(("ends", "silent"), [(True, False), (False, True)])
-def test_a_look_up_that_does_not_end_in_time_is_silent(
-    ends: bool, silent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_look_up_that_does_not_end_in_time_is_silent(ends: bool, silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(inspection, "NAME_SECONDS", 60.0 if ends else 0.05)
     monkeypatch.setattr(socket, "getnameinfo", lambda *_: None if ends else ended.wait(60))

@@ -100,7 +100,7 @@ def add_processes(root: Path, processes: int, files: int, inode: int) -> None:
 
 
 @pytest.mark.parametrize("processes", [(200, 1), (1, 200)], ids=["many processes", "many files"])
-def test_the_search_for_the_process_is_bounded(
+def test_search_of_processes_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: tuple[int, int]
 ) -> None:
     """A timeout is reported by all ranks of a machine at once, and /proc may hold a hundred thousand processes."""

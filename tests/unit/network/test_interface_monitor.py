@@ -124,9 +124,7 @@ def test_a_carrier_that_is_lost_is_known(machine: Machine) -> None:
         ((LO, nic("cali1", 5, "fe80::1/64"), DOWN), "is down"),
     ],
 )
-def test_what_is_left_is_used_beside_an_interface_that_is_lost(
-    machine: Machine, left: tuple[Interface, ...], lost: str
-) -> None:
+def test_what_is_left_is_used_beside_what_is_lost(machine: Machine, left: tuple[Interface, ...], lost: str) -> None:
     monitor = monitored()
     assert not monitor.lost()
     machine.found = left

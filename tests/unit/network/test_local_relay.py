@@ -192,9 +192,7 @@ def test_a_port_is_a_family_of_its_own_and_names_are_used_again(family: list[Loc
 @pytest.mark.parametrize(
     ("confined", "failure"), [(True, "no name: Permission denied"), (False, "all 1 names are taken")]
 )
-def test_a_process_without_a_name_relays_nothing_and_knows_why(
-    monkeypatch: pytest.MonkeyPatch, confined: bool, failure: str
-) -> None:
+def test_process_without_a_name_knows_why(monkeypatch: pytest.MonkeyPatch, confined: bool, failure: str) -> None:
     monkeypatch.setattr(local_relay, "MAX_PROCESSES", 1)
     port = free_udp_port()
     with contextlib.closing(LocalRelay(port)), monkeypatch.context() as patched:

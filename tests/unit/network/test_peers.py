@@ -92,9 +92,7 @@ def test_each_address_has_a_timer_of_its_own(names: NameServer, made: Make) -> N
     assert later.count(A) <= 1
 
 
-def test_a_hostile_resolver_costs_a_bounded_memory(
-    names: NameServer, made: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_resolver_costs_bounded_memory(names: NameServer, made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "MAX_ADDRESSES", 10)
     names.answers["workers"] = [(f"10.0.0.{number}", 1) for number in range(200)]
     asked = made(Peer("workers"))
@@ -228,9 +226,7 @@ def test_one_bad_name_or_silent_server_does_not_keep_the_others_from_being_found
         assert found.failures["a..b"] in str(problem)
 
 
-def test_the_version_to_which_no_route_leads_is_left_out(
-    names: NameServer, made: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_without_a_route_is_left_out(names: NameServer, made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "has_route", lambda address: ":" not in address)
     names.answers |= {"dual": [("fd00::5", 29499, 0, 0), A], "six": [("fd00::6", 29499, 0, 0)]}
     found = made(Peer("dual"), Peer("six"))
@@ -302,9 +298,7 @@ def test_a_peer_is_known_however_its_address_was_written(written: str, source: s
     assert not known.knows("10.0.0.8")
 
 
-def test_each_peer_is_shown_with_its_address_and_whether_anything_came_from_there(
-    names: NameServer, made: Make
-) -> None:
+def test_each_peer_is_shown_with_its_address_and_whether_anything_came(names: NameServer, made: Make) -> None:
     own, many = ("10.0.0.1", 29499), [("10.0.0.1", 29499), ("10.0.0.2", 29499), ("10.0.0.3", 29499)]
     names.answers = {"node0": [("10.0.0.9", 29499)], "many": many, "us": [own], "unknown": OSError("unknown")}
     asked = made(*(Peer(name) for name in (*names.answers, "10.0.0.7")))
@@ -330,9 +324,7 @@ def test_without_peers_nobody_is_asked_and_nothing_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("silent", "most"), [(False, 72), (True, 10)])
-def test_names_are_resolved_less_often_later_and_while_no_peer_is_asked(
-    monkeypatch: pytest.MonkeyPatch, silent: bool, most: int
-) -> None:
+def test_names_are_resolved_less_often_in_a_silence(monkeypatch: pytest.MonkeyPatch, silent: bool, most: int) -> None:
     """An agent of an elastic job has a host for days, a rank can wait for hours, and a name server has many of them."""
 
     class Clock:
@@ -353,7 +345,7 @@ def test_names_are_resolved_less_often_later_and_while_no_peer_is_asked(
     assert len(looked_up) == most
 
 
-def test_a_resolver_whose_thread_cannot_be_started_leaves_none_behind(
+def test_resolver_without_a_thread_leaves_none_behind(
     names: NameServer, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full cgroup refuses threads; a thread that is left behind would ask the name server once a second for good."""

@@ -24,9 +24,7 @@ from tests.support.nics import nic
         ("fd00::1", "fd01::2", True, False),  # IPv6 neighbors answer for the addresses of that wire only
     ],
 )
-def test_weakly_reached_addresses(
-    monkeypatch: pytest.MonkeyPatch, local: str, remote: str, on_link: bool, weak: bool
-) -> None:
+def test_weakly_reached(monkeypatch: pytest.MonkeyPatch, local: str, remote: str, on_link: bool, weak: bool) -> None:
     monkeypatch.setattr(routes, "has_direct_route", lambda address: on_link)
     # 10.0.0.99, which moves between machines (VRRP), has no subnet; those of its interface count all the same.
     eth0 = nic("eth0", 2, "10.0.0.1/24", "10.0.5.1/24", "10.0.0.99/32", "fd00::1/64")

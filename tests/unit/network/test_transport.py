@@ -65,9 +65,7 @@ def test_a_reply_to_a_multicast_reaches_its_sender_alone(port: int) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1"])
-def test_unicast_to_the_port_of_all_processes_is_for_them_all_and_is_answered_from_where_it_was_asked(
-    port: int, host: str
-) -> None:
+def test_unicast_to_the_shared_port_is_for_all_and_answered_from_where_it_was_asked(port: int, host: str) -> None:
     """What a stateful firewall, or address translation, lets back in; the answer is for one process alone."""
     family: Family = "6" if ":" in host else "4"
     with contextlib.ExitStack() as stack:
@@ -197,9 +195,7 @@ def test_a_port_held_by_another_program(port: int) -> None:
 
 @linux_only
 @pytest.mark.parametrize("opener", ["open_sender", "open_unicast"])
-def test_no_free_port_is_no_other_program_at_the_named_one(
-    port: int, monkeypatch: pytest.MonkeyPatch, opener: str
-) -> None:
+def test_no_free_port_is_no_other_program_there(port: int, monkeypatch: pytest.MonkeyPatch, opener: str) -> None:
     monkeypatch.setattr(sockets, opener, refusing(errno.EADDRINUSE))
     with no_descriptor_leaks():
         if opener == "open_unicast":
