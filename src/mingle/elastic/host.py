@@ -344,4 +344,4 @@ class ElasticHost(Host):
         """End this session, not the job: all agents look for a host again."""
         self.end = SessionEnd(reason, moved_to)
         self._effects.append(CloseStore(reason))
-        self._end(reason, conflict=False, regather=True, offer=moved_to)
+        self._end(frames.Closed(session=self.session, reason=reason, regather=True, offer=moved_to))

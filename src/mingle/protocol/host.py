@@ -19,7 +19,7 @@ from mingle.errors import InterfaceError, MingleError
 from mingle.protocol.effects import CloseStore, FormedStore, Multicast, Notice, OpenStore
 from mingle.protocol.events import Accepted, Address, Inspected, Source, StoreFailed, StoreOpened
 from mingle.protocol.explain import errors, mesh_report
-from mingle.protocol.explain.observations import Cause, Diagnostics, Situation, note
+from mingle.protocol.explain.observations import Diagnostics, Situation, note
 from mingle.protocol.links.callers import Caller, Callers
 from mingle.protocol.links.handshake import HostConversation
 from mingle.protocol.links.prover import Prover, greeting
@@ -361,7 +361,17 @@ class Host:
             heading, lines = mesh_report.describe(end.proof)
             cause, remedy = mesh_report.cause_of(end.proof)
             error = mesh_report.error(self.identity.job, heading, lines, cause, remedy)
-            self._end(heading, conflict=True, failure=error, unconnected=tuple(lines), why=(cause, remedy))
+            self._end(
+                frames.Closed(
+                    session=self.session,
+                    reason=heading,
+                    conflict=True,
+                    unconnected=tuple(lines),
+                    cause=cause,
+                    remedy=remedy,
+                ),
+                error,
+            )
 
     def notice(self, text: str, *, warns: bool = True) -> None:
         """Show a message about the job."""
@@ -456,7 +466,7 @@ class Host:
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if isinstance(self.state, Forming):
             reason, network = joined_lines(error.observation), isinstance(error, InterfaceError)
-            self._end(reason, conflict=conflict, network=network, failure=error)
+            self._end(frames.Closed(session=self.session, reason=reason, conflict=conflict, network=network), error)
 
     def close(self, reason: str, *, failed: bool = False, winner: Offer | None = None) -> None:
         """End the session on purpose: tell all callers and hang up.
@@ -467,34 +477,13 @@ class Host:
             winner: the OFFER of the host for which this session ends, if there is one.
         """
         if not self.closed:
-            self._end(reason, conflict=False, offer=winner)
+            self._end(frames.Closed(session=self.session, reason=reason, offer=winner))
 
-    def _end(
-        self,
-        reason: str,
-        *,
-        conflict: bool,
-        network: bool = False,
-        regather: bool = False,
-        offer: Offer | None = None,
-        failure: MingleError | None = None,
-        unconnected: tuple[str, ...] = (),
-        why: Cause = ("", ""),
-    ) -> None:
+    def _end(self, farewell: frames.Closed, failure: MingleError | None = None) -> None:
         formation = self.outcome
         event = "the session is closed" if failure is None else "the job has failed"
         self.state = transition(TRANSITIONS, self.state, event, Ended(formation, failure))
-        farewell = frames.Closed(
-            session=self.session,
-            reason=reason[: frames.MAX_TEXT_CHARACTERS],
-            conflict=conflict,
-            network=network,
-            regather=regather,
-            offer=offer,
-            unconnected=unconnected,
-            cause=why[0],
-            remedy=why[1],
-        )
+        farewell = msgspec.structs.replace(farewell, reason=farewell.reason[: frames.MAX_TEXT_CHARACTERS])
         self._prover.stop()
         status = self.registrar.status() if formation is None else None
         for conn in self._callers.connections():
