@@ -205,7 +205,7 @@ class ElectionInvariants(Invariants):
             )
         host = registrar.seats.host.member
         first = min((order for order in orders.values() if order), default=orders[host])
-        reached = all(orders[member] != first for member in registrar.unreached if member in orders)
+        reached = all(orders[member] != first for member in registrar.handover.unreached if member in orders)
         assert orders[host] == first or not reached, f"{process.name} hosts, and is not the first in order"
         ranked = sorted(registrar.seats, key=lambda member: registrar.state.places[member].rank)
         others = [orders[member] for member in ranked if by_member[member].identity.node != process.identity.node]

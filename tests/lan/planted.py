@@ -21,6 +21,7 @@ from mingle.elastic.rounds import Rounds
 from mingle.protocol.election import Attendance, Competition, Patience
 from mingle.protocol.events import Event, Heard, TimerDue
 from mingle.protocol.host import Host
+from mingle.protocol.links.callers import Callers
 from mingle.protocol.links.prover import Prover
 from mingle.protocol.machine import Identity
 from mingle.protocol.node import Node
@@ -102,7 +103,7 @@ def say_void_and_go_on(_: Any, registrar: Registrar, event: str, reason: str, no
     state = registrar.state
     assert isinstance(state, Acknowledging)
     for conn in registrar.seats.connections():
-        registrar._port.send(conn, frames.Void(session=registrar.session, epoch=state.epoch, reason=reason))
+        registrar._connections.send(conn, frames.Void(session=registrar.session, epoch=state.epoch, reason=reason))
     state.ends = now + registrar.admission.acknowledge_seconds
     for seat in registrar.seats.values():
         seat.due = state.ends
@@ -171,7 +172,7 @@ def close_and_go_on(genuine: Any, node: Node, session: KnownSession, now: float)
 
 def was_asked_to_lead(node: Node, session: KnownSession, now: float) -> bool:
     host = node.host
-    asked = host is not None and session.offer.host in host.registrar.asked_to_lead
+    asked = host is not None and session.offer.host in host.registrar.handover.asked
     return asked and node.joiner.session is None
 
 
@@ -366,7 +367,7 @@ DATE_THE_BINDING_BEFORE = Act(Binding, "renew", for_three_seconds_less)
 COUNT_WHO_HAS_A_SEAT = Rule(Leases, "until", whoever_has_a_seat)
 HANG_UP_ON_WHO_COUNTS = (
     Act(ElasticHost, "_keep_in_touch", hang_up_on_them, when=silent_members),
-    Act(Host, "ping", nothing, when=lambda host, conn, _: conn not in host._callers),
+    Act(Callers, "ping", nothing, when=lambda callers, conn, _: conn not in callers),
 )
 FOUND_YOUNG = Rule(Quorum, "is_grown", always(True))
 

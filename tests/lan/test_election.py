@@ -410,7 +410,7 @@ def gathering_loss(seed: int) -> float:
 def in_phase(processes: list[Process], phase: type[State]) -> bool:
     """Whether one of them hosts a session that stands there, with a member already."""
     hosts = [process.host for process in processes if process.alive and process.hosts]
-    return any(type(host.registrar.state) is phase and host.has_members for host in hosts)
+    return any(type(host.registrar.state) is phase and len(host.registrar.seats) > 1 for host in hosts)
 
 
 def a_member_that_is_cut_off_after_confirmed(seed: int) -> None:

@@ -118,7 +118,7 @@ def its_acknowledgement_comes_late(seed: int) -> None:
     moves, *waiting = parts.members
     parts.part(moves)
     parts.world.run(12.0)
-    (founding,) = [each for each in waiting if each.agent.host is not None and each.agent.host.has_members]
+    (founding,) = [each for each in waiting if each.agent.host is not None and len(each.agent.host.registrar.seats) > 1]
     (other,) = [each for each in waiting if each is not founding]
     parts.until_answered(parts.host, moves)
     parts.vanish(moves)

@@ -85,10 +85,8 @@ class ElasticHost(Host):
             deadline=deadline,
             diagnostics=diagnostics,
             sightings=sightings,
+            admission=self.quorum,
         )
-
-    def _admission(self) -> Quorum:
-        return self.quorum
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -322,7 +320,7 @@ class ElasticHost(Host):
                 # Reset the connection: the member would take an orderly close for the end of this process.
                 self._callers.reset(conn)
             elif now >= self._ping_at:
-                self.ping(conn, now)
+                self._callers.ping(conn, now)
         if now >= self._ping_at:
             self._pinged_at, self._ping_at = now, now + PING_SECONDS
         # Answers make it later, and each PING comes before the lease of a newcomer ends.

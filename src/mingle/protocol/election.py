@@ -245,7 +245,7 @@ class Competition(ConflictingHosts):
         """Return whether this host closes for that one."""
         if offer.session == self._asked_by:
             return False
-        return offer.host in self._host.registrar.asked_to_lead or self._candidacy.loses_to(offer)
+        return offer.host in self._host.registrar.handover.asked or self._candidacy.loses_to(offer)
 
     def call(self, offer: Offer, now: float, *, interface: str = "", sender: str = "") -> None:
         """Call another host, or say again that this one is there; not too often.
@@ -273,7 +273,7 @@ class Competition(ConflictingHosts):
     def on_proved(self, session: KnownSession, now: float) -> None:
         """Handle another host that was reached."""
         self._host.diagnostics.reached(self._identity.member, session.offer.host)
-        self._host.registrar.unreached.discard(session.offer.host)
+        self._host.registrar.handover.unreached.discard(session.offer.host)
         super().on_proved(session, now)
 
     def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
@@ -315,7 +315,7 @@ class Competition(ConflictingHosts):
         if how := session.lost(race):
             host.diagnostics.does_not_reach(self._identity, session.offer, how, now)
             self._links.effects.append(Multicast(self._identity.seek(session.name, how), to_peers=True))
-        if race.state is RaceState.SILENT and host.registrar.calls_again(other):
+        if race.state is RaceState.SILENT and host.registrar.handover.calls_again(host.registrar.state, other):
             self.sightings.race(session, self._identity.call(session.name, "conflict"), now)
             return
         if self.closes_for(session.offer):

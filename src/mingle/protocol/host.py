@@ -34,7 +34,6 @@ from mingle.protocol.session.network_choice import GiveWay, MeshBroken, NothingS
 from mingle.protocol.session.phases import Committed, Sealing
 from mingle.protocol.session.registrar import Registrar
 from mingle.protocol.session.seating import contiguous
-from mingle.protocol.session.seats import EXPLICIT, Seats
 from mingle.protocol.sightings import Sightings
 from mingle.protocol.states import Transitions, transition
 from mingle.text import joined_lines
@@ -81,6 +80,7 @@ class Host:
         deadline: when a job that has not formed is an error.
         diagnostics: takes note of what is observed.
         sightings: the other sessions of the job that this process has heard of.
+        admission: the rules for the members of the session, if they are not those for ranks.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Host:
         deadline: float,
         diagnostics: Diagnostics,
         sightings: Sightings,
+        admission: Admission | None = None,
     ) -> None:
         self.identity = identity
         self.session = session
@@ -118,16 +119,18 @@ class Host:
             effects=self._effects,
         )
         self._prover = Prover(identity, context, port=lambda: self.endpoints.port)
+        self._callers = Callers(self, context, expected=identity.world_size)
         self.registrar = Registrar(
-            session, self._description.seat(), self, self._admission(), mesh=context.mesh, deadline=deadline
+            session,
+            self._description.seat(),
+            self,
+            self._callers,
+            admission or Admission(identity.world_size),
+            mesh=context.mesh,
+            deadline=deadline,
         )
         self.conflicts = ConflictingHosts(identity, sightings, context.links)
         self._sightings = sightings
-        self._callers = Callers(self, context, expected=identity.world_size)
-
-    def _admission(self) -> Admission:
-        """Return the rules for the members of the session."""
-        return Admission(self.identity.world_size)
 
     # --- what the node reads ---------------------------------------------------------------------------------------
 
@@ -151,16 +154,6 @@ class Host:
         """Whether the gathering has ended, by success or failure."""
         return self.outcome is not None or self.failure is not None
 
-    @property
-    def has_members(self) -> bool:
-        """Whether any process but the host itself has a seat."""
-        return len(self.registrar.seats) > 1
-
-    @property
-    def had_members(self) -> bool:
-        """Whether any process but the host itself has, or had, a seat: it has proved the secret, if there is one."""
-        return self.has_members or bool(self.registrar.history.departures)
-
     def next_timer(self) -> float | None:
         """Return the time of the next `TimerDue`."""
         if self.closed:
@@ -177,8 +170,10 @@ class Host:
 
     def explained(self, situation: Situation) -> Situation:
         """Return the node's situation with how far the job has come, and what explains why it does not form."""
-        status = self.registrar.status()
-        return msgspec.structs.replace(situation, status=status, connected=True, proved=self.had_members)
+        registrar = self.registrar
+        # A process that has, or had, a seat beside the host has proved the secret, if there is one.
+        proved = len(registrar.seats) > 1 or bool(registrar.history.departures)
+        return msgspec.structs.replace(situation, status=registrar.status(), connected=True, proved=proved)
 
     @property
     def endpoints(self) -> Endpoints:
@@ -238,7 +233,7 @@ class Host:
     def _readdress(self, now: float) -> None:
         """Announce the addresses that the machine has now."""
         if self._description.take_newest_addresses():
-            self.registrar.readdress(self._description.seat(), now)
+            self.registrar.seats.readdress(self._description.seat(readdressed_at=now))
             self._announcements.readdressed(now)
 
     # --- connections -----------------------------------------------------------------------------------------------
@@ -321,18 +316,6 @@ class Host:
 
     # --- what the registrar calls ----------------------------------------------------------------------------------
 
-    def send(self, conn: int, frame: frames.AnyFrame) -> None:
-        """Send a frame to a caller."""
-        self._callers.send(conn, frame)
-
-    def ping(self, conn: int, now: float) -> None:
-        """Ask a caller whether it lives."""
-        self._callers[conn].ping(now)
-
-    def hang_up(self, conn: int) -> None:
-        """Close a caller's connection after what is still to be sent."""
-        self._callers.hang_up(conn)
-
     def open_store(self, epoch: int, address: str, now: float) -> None:
         """Have the store opened, and announce the session only to those that ask."""
         self._announcements.sealed()
@@ -408,16 +391,7 @@ class Host:
                 self._callers.send(conn, self._description.running(self.registrar, caller.hello.who, state.since))
         if not contiguous(list(state.places.values())):
             self._effects.append(Notice(errors.not_contiguous(self.identity)))
-        if self.registrar.seats.assigned and self.registrar.admission.hands_over:
-            self._remark_on_order(self.registrar.seats)
-
-    def _remark_on_order(self, seats: Seats) -> None:
-        """Warn if the order of the nodes can be another one than its user expects."""
-        for first in seats.before_host()[:1]:
-            self._effects.append(Notice(errors.first_not_reached(self.identity, first.who)))
-        without = [each.who.hostname for each in seats.in_order() if not each.applicant.order.startswith(EXPLICIT)]
-        if 0 < len(without) < len(seats):
-            self._effects.append(Notice(errors.some_node_ranks(self.identity, list(dict.fromkeys(without)))))
+        self._effects += [Notice(text) for text in self.registrar.handover.remarks(self.identity)]
 
     def member_lost(self, who: frames.ProcessInfo, how: str) -> None:
         """Close the store: the other members can't go on without this one."""

@@ -11,8 +11,9 @@ from mingle.config.order import order_key
 from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS
 from mingle.elastic.quorum import CONFIRM_SECONDS, Memory, Nodes, Policy, Quorum
 from mingle.protocol.session.applications import CHALLENGE_SECONDS
+from mingle.protocol.session.latecomers import ADMITTED_SECONDS
 from mingle.protocol.session.phases import Committed, Confirming, Open, Sealing
-from mingle.protocol.session.registrar import ADMITTED_SECONDS, Registrar
+from mingle.protocol.session.registrar import Registrar
 from mingle.protocol.session.roster import whos
 from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
@@ -54,7 +55,7 @@ class Registry:
         self.memory = Memory(policy, **past)
         self.quorum = Quorum(member("Z"), self.memory, 0.0)
         seat = HostSeat(member=member("A"), applicant=self.wish("A"), prefix_lengths={HOST_ADDRESS: 24})
-        self.registrar = Registrar(member("Z"), seat, self.port, self.quorum)
+        self.registrar = Registrar(member("Z"), seat, self.port, self.port, self.quorum)
         self._conns = 0
 
     def wish(self, letter: str, **more: Any) -> frames.Join:

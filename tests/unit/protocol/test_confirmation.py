@@ -61,7 +61,7 @@ class Opened(Registrar):
         lengths = {f"10.{each}.0.1": 24 for each in networks}
         host = HostSeat(member=HOST, applicant=join(0, networks), prefix_lengths=lengths)
         self.port = RecordingPort()
-        super().__init__(SESSION, host, self.port, Admission(3), mesh=mode, deadline=deadline)
+        super().__init__(SESSION, host, self.port, self.port, Admission(3), mesh=mode, deadline=deadline)
         for number in (1, 2):
             self.join(number, member(number), join(number, networks, mesh_port=mesh_port), 1.0)
 

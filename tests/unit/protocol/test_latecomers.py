@@ -6,8 +6,9 @@ import pytest
 
 from mingle.protocol.machine import Mesh, roster_digest
 from mingle.protocol.session.admission import Admission
+from mingle.protocol.session.latecomers import ADMITTED_SECONDS
 from mingle.protocol.session.phases import Committed
-from mingle.protocol.session.registrar import ADMITTED_SECONDS, Registrar
+from mingle.protocol.session.registrar import Registrar
 from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
 from mingle.wire.frames import Failure, Path, Place, ProcessInfo, Unreached
@@ -92,7 +93,7 @@ class Running:
         host = HostSeat(member=member("A"), applicant=join("A"), prefix_lengths={STORE: 24})
         self.port = RecordingPort()
         self.rules = Rules()
-        self.registrar = Registrar(SESSION, host, self.port, self.rules, mesh=mesh)
+        self.registrar = Registrar(SESSION, host, self.port, self.port, self.rules, mesh=mesh)
         self.seats = self.registrar.seats
         self.join(MEMBERS[1:])
         for letter in MEMBERS[1:]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.membership import RETURN_SECONDS
@@ -48,7 +49,7 @@ class Opened(Registrar):
     def __init__(self, size: int = 3, rank: int | None = 0) -> None:
         host = HostSeat(member=HOST, applicant=join(rank, size=size), prefix_lengths={"10.0.0.1": 24})
         self.port = RecordingPort()
-        super().__init__(SESSION, host, self.port, Admission(size))
+        super().__init__(SESSION, host, self.port, self.port, Admission(size))
 
 
 def phase_of(registrar: Registrar) -> type[State]:
@@ -508,8 +509,10 @@ def test_members_without_a_common_network_are_asked_again_while_addresses_come()
     """A host and a member are plugged into a second network, the host a moment earlier: rank 2 waits there."""
     registrar = at(Confirming)
     paths = (path("10.0.0.1"), path("10.1.0.1", "10.1.0.1"))
-    grown = HostSeat(member=HOST, applicant=join(0, paths=paths), prefix_lengths={"10.0.0.1": 24, "10.1.0.1": 24})
-    registrar.readdress(grown, 1.9)
+    lengths = {"10.0.0.1": 24, "10.1.0.1": 24}
+    registrar.seats.readdress(
+        HostSeat(member=HOST, applicant=join(0, paths=paths), prefix_lengths=lengths, readdressed_at=1.9)
+    )
     second = path("10.1.0.3", "10.1.0.1")
     registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=(path(),)), 2.0)
     registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=1, paths=(second,)), 2.0)
@@ -529,7 +532,7 @@ def test_members_without_a_common_network_are_asked_again_while_addresses_come()
 
 def test_members_without_a_common_network_are_not_asked_for_ever() -> None:
     registrar = at(Confirming)
-    registrar.readdress(registrar.seats.host, 1.9)
+    registrar.seats.readdress(replace(registrar.seats.host, readdressed_at=1.9))
     now = 2.0
     while True:
         registrar.port.take()

@@ -42,7 +42,7 @@ class Handing(Registrar):
 
     def __init__(self) -> None:
         self.port = RecordingPort()
-        super().__init__(SESSION, host_seat(), self.port, Admission(3))
+        super().__init__(SESSION, host_seat(), self.port, self.port, Admission(3))
         for conn, name in enumerate((FIRST, SECOND), start=1):
             self.join(conn, name, join(NODES[name]), 1.0)
         self.confirm()
@@ -114,7 +114,7 @@ def test_what_a_sealed_session_or_a_stranger_says_of_a_session_of_its_own_means_
 def test_a_first_that_is_not_reached_keeps_its_seat_and_is_not_asked_again() -> None:
     handing = Handing()
     handing.first_not_reached(SECOND, 3.0)
-    assert (handing.phase, handing.unreached) == (HandingOver, set()), "the second was not asked to lead"
+    assert (handing.phase, handing.handover.unreached) == (HandingOver, set()), "the second was not asked to lead"
     handing.first_not_reached(FIRST, 3.0)
     assert told(handing.port.take(), 1, frames.Void)
     assert handing.phase is Confirming
@@ -134,10 +134,10 @@ def test_a_first_that_was_not_reached_is_asked_again_once_another_member_was_los
 
 def test_the_session_of_the_first_is_called_five_times() -> None:
     handing = Handing()
-    assert not handing.calls_again(SECOND)
-    assert [handing.calls_again(FIRST) for _ in range(5)] == [True] * 4 + [False]
+    assert not handing.handover.calls_again(handing.state, SECOND)
+    assert [handing.handover.calls_again(handing.state, FIRST) for _ in range(5)] == [True] * 4 + [False]
     handing.first_not_reached(FIRST, 3.0)
-    assert not handing.calls_again(FIRST)
+    assert not handing.handover.calls_again(handing.state, FIRST)
 
 
 @pytest.mark.parametrize(("left", "later"), [(False, HandingOver), (True, Sealing)])
@@ -161,7 +161,8 @@ def test_a_first_that_leads_in_vain_until_the_end_of_the_time(left: bool, later:
 
 
 def seats(host: HostSeat, *others: frames.Join) -> Seats:
-    registrar = Registrar(SESSION, host, RecordingPort(), Admission(4))
+    port = RecordingPort()
+    registrar = Registrar(SESSION, host, port, port, Admission(4))
     for number, applicant in enumerate(others, start=1):
         registrar.join(number, bytes((number,)) * 16, replace(applicant, world_size=4), 1.0)
     return registrar.seats

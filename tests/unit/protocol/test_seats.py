@@ -28,7 +28,8 @@ def gathered(*ranks: int | None) -> Registrar:
     first, *others = ranks
     own = applicant(first, "node0", "10.0.0.1")
     seat = HostSeat(member=HOST, applicant=own, prefix_lengths={"10.0.0.1": 24})
-    registrar = Registrar(SESSION, seat, RecordingPort(), Admission(4))
+    port = RecordingPort()
+    registrar = Registrar(SESSION, seat, port, port, Admission(4))
     for conn, rank in enumerate(others, start=1):
         member = bytes([conn]) * 16
         registrar.join(conn, member, applicant(rank, f"node{conn}", f"10.0.0.{conn + 1}"), now=1.0)

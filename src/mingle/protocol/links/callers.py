@@ -226,6 +226,10 @@ class Callers:
         if conn in self._callers:
             self._callers[conn].send(frame)
 
+    def ping(self, conn: int, now: float) -> None:
+        """Ask a caller whether it lives."""
+        self._callers[conn].ping(now)
+
     def answer(
         self, conn: int, what: Question, version: object, build: Callable[[], Iterable[frames.AnyFrame]]
     ) -> None:

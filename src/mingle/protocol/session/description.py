@@ -77,8 +77,8 @@ class Description:
 
     # --- to its members --------------------------------------------------------------------------------------------
 
-    def seat(self) -> HostSeat:
-        """Return the host's own seat."""
+    def seat(self, readdressed_at: float = float("-inf")) -> HostSeat:
+        """Return the host's own seat; ``readdressed_at``: when its addresses changed, if they did."""
         own = self.endpoints.addresses
         lengths = {each.address: each.prefix_length for each in own}
         return HostSeat(
@@ -90,6 +90,7 @@ class Description:
             prefix_lengths={**dict.fromkeys(self.endpoints.advertised, 0), **lengths},
             last_resort=frozenset(each.address for each in own if each.last_resort),
             named=self.endpoints.named,
+            readdressed_at=readdressed_at,
         )
 
     def conversation(self, key: JobKey | None) -> HostConversation:

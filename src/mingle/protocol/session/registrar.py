@@ -13,28 +13,30 @@ is the abort. Only this module moves a session from one state to the next
   registrar pings the member in that seat, and a member that answers keeps the seat. Every other frame of a seat counts
   on its connection only.
 
-Where ranks are assigned, the first member in order hosts the job, and so is rank 0. A host that is not the first asks
-it to lead once all have confirmed (LEAD). The first then opens a session of its own, and the host closes for it, as it
-does for the winner of an election (:mod:`mingle.protocol.election`). Order decides nothing else.
-
-An :class:`Admission` decides how many members form the session, and whether it takes *latecomers* after CONFIRM. Each
-of them becomes a member of the running session by a commit of its own, in which it alone goes through the same stages
-from CONFIRM to GO, and its loss voids nothing. If the session is voided before GO, they become members of the open one.
+What it asks before a step: an :class:`~mingle.protocol.session.admission.Admission` how many members form the session,
+:class:`~mingle.protocol.session.applications.Applications` what becomes of a JOIN, a
+:class:`~mingle.protocol.session.network_choice.NetworkChoice` on which network all members reach each other, and a
+:class:`~mingle.protocol.session.handover.Handover` which member has to lead in place of this host. A
+:class:`~mingle.protocol.session.commit.Commit` sends the members the frames of each step.
+:class:`~mingle.protocol.session.latecomers.Latecomers` come after CONFIRM, and have commits of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeGuard
 
 import msgspec
 
 from mingle.protocol.explain import mesh_report
 from mingle.protocol.explain.mesh_report import LeftOut
-from mingle.protocol.machine import Mesh, roster_digest
+from mingle.protocol.machine import Mesh
 from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.session.admission import Admission
 from mingle.protocol.session.applications import Applications, Challenge
+from mingle.protocol.session.commit import Commit, Connections
+from mingle.protocol.session.handover import Handover
+from mingle.protocol.session.latecomers import ADMITTED_SECONDS, Latecomers
 from mingle.protocol.session.mesh_proof import Proof
 from mingle.protocol.session.network_choice import (
     AnotherProof,
@@ -63,31 +65,18 @@ from mingle.protocol.session.phases import (
     Stored,
 )
 from mingle.protocol.session.roster import History, rank_of, roster, status, status_version
-from mingle.protocol.session.seating import first_free, place
+from mingle.protocol.session.seating import place
 from mingle.protocol.session.seats import HostSeat, Seated, Seats, Stage
 from mingle.protocol.states import transition
 from mingle.text import few
 from mingle.wire import frames
 
-ADMITTED_SECONDS = 30.0
-"""How long a latecomer can take from JOIN to ACK; it can be bound to another session for a third of that time."""
-MOST_CALLS = 5
-"""How often the session of a member that was asked to lead is called: one call is lost where one SYN is."""
 CONFIRM_AGAIN_SECONDS = 0.5
 """How long the host waits before it asks members again that share no address of it."""
 
 
 class RegistrarPort(Protocol):
-    """What a registrar calls: its members' connections, the store, and the host."""
-
-    def send(self, conn: int, frame: frames.AnyFrame) -> None:
-        """Send a frame."""
-
-    def ping(self, conn: int, now: float) -> None:
-        """Ask a member whether it lives, and call the registrar's ``pong`` if it does."""
-
-    def hang_up(self, conn: int) -> None:
-        """Close a connection after what is still to be sent."""
+    """What a registrar calls beside its members' connections: the store, and the host."""
 
     def open_store(self, epoch: int, address: str, now: float) -> None:
         """Open the store and call the registrar's ``store_opened``."""
@@ -118,6 +107,7 @@ class Registrar:
         session: its name.
         host: the host's own seat.
         port: what the registrar calls.
+        connections: of the members, and of those that apply.
         admission: how many members form the session, and which newcomers fit in.
         mesh: what to do if nodes can't reach each other.
         deadline: when a job that has not formed is an error.
@@ -128,6 +118,7 @@ class Registrar:
         session: bytes,
         host: HostSeat,
         port: RegistrarPort,
+        connections: Connections,
         admission: Admission,
         *,
         mesh: Mesh = "off",
@@ -138,18 +129,25 @@ class Registrar:
         self.state: State = Open()
         self.seats = admission.seats = Seats(host, admission.world_size)
         self.history = History()
-        self.asked_to_lead: set[bytes] = set()
-        """The members that were sent LEAD: each can host a session now, and this one closes for it."""
+        self.handover = Handover(self.seats, admission)
         self.unproved = ""
         """What the proof of the mesh does not show."""
-        self.unreached: set[bytes] = set()
-        """The members that are not asked to lead, as long as no other one is lost: the proof of the mesh does not show
-        that all nodes reach them, or this host could not reach their sessions."""
         self.held = False
         """Whether another session may hold this job: this one takes members, but confirms and commits nothing."""
         self._port = port
+        self._connections = connections
         self._network = NetworkChoice(self.seats, admission, mesh, deadline)
-        self._applications = Applications(self.seats, admission, refuse=self._refuse, ping=port.ping)
+        self._applications = Applications(self.seats, admission, refuse=self._refuse, ping=connections.ping)
+        self._commit = Commit(session, self.seats, admission, connections)
+        self._latecomers = Latecomers(
+            self.seats,
+            admission,
+            self._network,
+            self._commit,
+            turn_away=self._turn_away,
+            leave_out=self._leave_out,
+            tell=self._tell,
+        )
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -190,37 +188,29 @@ class Registrar:
 
     def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:
         self.history.refused(applicant, refusal)
-        self._port.send(conn, refusal)
-        self._port.hang_up(conn)
+        self._connections.send(conn, refusal)
+        self._connections.hang_up(conn)
 
     def _seat(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         admit_by = float("inf") if isinstance(self.state, Open) else now + ADMITTED_SECONDS
         seat = Seated(member, conn, applicant, applicant.paths, joined_at=now, admit_by=admit_by)
-        self._send_joined(seat, conn)
+        self._commit.joined(seat, conn, self.state)
         self.seats.take(seat)
         if not seat.is_latecomer:
             self.history.came(applicant)
             self.admission.came(now)
         self._advance(now)
 
-    def _send_joined(self, seat: Seated, conn: int) -> None:
-        epoch = self.state.epoch
-        self._port.send(conn, frames.Joined(session=self.session, epoch=epoch, token=seat.token))
-        if isinstance(self.state, Open) and epoch:
-            # It may have acknowledged this epoch on a connection that broke before the VOID, and would wait for GO.
-            reason = "voided before the member came back"
-            self._port.send(conn, frames.Void(session=self.session, epoch=epoch, reason=reason))
-
     def _come_back(self, seat: Seated, conn: int, applicant: frames.Join, now: float) -> None:
         """Move a member to its new connection: its old one is dead, even if no end of it was seen."""
         if seat.conn is not None:
-            self._port.hang_up(seat.conn)
+            self._connections.hang_up(seat.conn)
         self.seats.move(seat, conn)
-        self._send_joined(seat, conn)
+        self._commit.joined(seat, conn, self.state)
         if isinstance(self.state, Committed):
             # It has acknowledged, so it lacks only this one frame.
             self.state.lost.pop(seat.member, None)
-            self._send_go([seat])
+            self._commit.go([seat], self.state.epoch)
             return
         seat.paths = applicant.paths
         self._void("a member has come back", f"{seat.who} lost its connection and came back", now)
@@ -261,7 +251,7 @@ class Registrar:
         self._refuse(seat.conn, seat.applicant, refusal)
 
     def _drop(self, conn: int, reason: str, now: float) -> None:
-        self._port.hang_up(conn)
+        self._connections.hang_up(conn)
         self.lost(conn, now, reason)
 
     def left(self, conn: int, now: float, reason: str) -> None:
@@ -331,23 +321,15 @@ class Registrar:
             return
         if isinstance(state, HandingOver) and seat.member == state.leader:
             self._free(seat)
-            self._port.hang_up(conn)
+            self._connections.hang_up(conn)
         else:
             self._drop(conn, "it hosts a session of its own", now)
 
-    def calls_again(self, member: bytes) -> bool:
-        """Return whether the session of a member that was asked to lead is to be called again, and count the call."""
-        state = self.state
-        if not isinstance(state, HandingOver) or state.leader != member or state.calls >= MOST_CALLS:
-            return False
-        state.calls += 1
-        return True
-
     def first_not_reached(self, member: bytes, now: float) -> None:
         """Take note that this host can't reach the session of a member that it has asked to lead."""
-        if member not in self.asked_to_lead:
+        if member not in self.handover.asked:
             return
-        self.unreached.add(member)
+        self.handover.unreached.add(member)
         if isinstance(self.state, HandingOver) and self.state.leader == member:
             self._void(DOES_NOT_LEAD, "the first in order can't be reached", now)
 
@@ -385,10 +367,6 @@ class Registrar:
         self.held = held
         self._advance(now)
 
-    def readdress(self, host: HostSeat, now: float) -> None:
-        """Take the host's new addresses. Call it only before the store's address has been chosen."""
-        self.seats.readdress(msgspec.structs.replace(host, readdressed_at=now))
-
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
         """Send every member its place and the store's address: the store of this epoch listens."""
         state = self.state
@@ -404,7 +382,7 @@ class Registrar:
         )
         self.state = transition(TRANSITIONS, state, "the store is open", acknowledging)
         self.admission.seal()
-        self._send_sealed(acknowledging, acknowledging.places, now)
+        self._commit.seal(acknowledging, acknowledging.places, now, unproved=self.unproved)
         self.admission.acknowledged(self.seats.host.member, now)
         self.seats.own.stage = Stage.ACKNOWLEDGED
         self._advance(now)
@@ -413,7 +391,7 @@ class Registrar:
 
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`."""
-        times = [self._applications.next_timer(), *(seat.admit_by for seat in self._latecomers())]
+        times = [self._applications.next_timer(), *(seat.admit_by for seat in self._latecomers.waiting())]
         match self.state:
             case Open() if self.admission.due is not None:
                 times.append(self.admission.due)
@@ -430,7 +408,7 @@ class Registrar:
 
     def handle_timer(self, now: float) -> None:
         """Do everything that is due."""
-        for seat in self._latecomers():
+        for seat in self._latecomers.waiting():
             if now >= seat.admit_by and seat.conn is not None:
                 self._drop(seat.conn, "it took too long to join", now)
         for member in self._applications.unanswered(now):
@@ -446,10 +424,10 @@ class Registrar:
             state.ask_at = now + self.admission.acknowledge_seconds / 2
             for seat in self.seats.behind(state.barrier) if self.admission.waits_for_proofs else ():
                 if seat.conn is not None:
-                    self._port.ping(seat.conn, now)
+                    self._connections.ping(seat.conn, now)
         elif isinstance(state, HandingOver) and now >= state.ends:
             if state.leader not in self.seats:
-                self.unreached.add(state.leader)
+                self.handover.unreached.add(state.leader)
             self._void(DOES_NOT_LEAD, "the first in order does not answer", now)
         elif isinstance(state, Committed):
             for member in [each for each, (since, _) in state.lost.items() if now >= since + RETURN_SECONDS]:
@@ -488,8 +466,7 @@ class Registrar:
             elif not self._doubts(self.state, now):
                 self._go(self.state, now)
         if isinstance(self.state, Committed):
-            for seat in self._latecomers():
-                self._take_further(self.state, seat, now)
+            self._latecomers.advance(self.state, now)
 
     def _doubts(self, state: Acknowledging, now: float) -> bool:
         """Ask members again that can have left this session since they acknowledged; return whether there are any.
@@ -504,7 +481,7 @@ class Registrar:
             assert seat.conn is not None
             seat.stage, seat.bound_at = Stage.DOUBTED, now
             state.ends = seat.due = now + self.admission.acknowledge_seconds
-            self._port.ping(seat.conn, now)
+            self._connections.ping(seat.conn, now)
         return bool(doubted)
 
     def may_seal(self, state: State) -> TypeGuard[Confirming]:
@@ -528,38 +505,23 @@ class Registrar:
         # The host has no question to answer, but its own targets to dial.
         seats.own.stage = Stage.CONFIRMED if proof is None else Stage.ASKED
         for seat in seats.others():
-            self._ask(seat, proof)
+            self._commit.ask(seat, epoch, proof)
         if proof is not None:
             self._port.prove_mesh(epoch, proof, now)
 
-    def _ask(self, seat: Seated, proof: Proof | None) -> None:
-        assert seat.conn is not None
-        seat.stage, plain = Stage.ASKED, frames.Confirm(session=self.session, epoch=self.state.epoch)
-        self._port.send(seat.conn, plain if proof is None else proof.asked_of(seat.member, plain))
-
-    def _first(self, proof: Proof | None) -> Seated | None:
-        """Return the member that has to lead in place of this host: the first in order that all nodes reach."""
-        for seat in self.seats.before_host() if self.admission.hands_over else ():
-            if proof is not None and not proof.can_lead(seat.member):
-                self.unreached.add(seat.member)
-            else:
-                return None if seat.member in self.unreached else seat
-        return None
-
     def _ask_to_lead(self, state: Confirming, first: Seated, now: float) -> None:
-        assert first.conn is not None
-        self.asked_to_lead.add(first.member)
+        self.handover.asked.add(first.member)
         handing = HandingOver(state.epoch, first.member, now + self.admission.acknowledge_seconds)
         event = "all have confirmed, and another member is the first: LEAD"
         self.state = transition(TRANSITIONS, state, event, handing)
-        self._port.send(first.conn, frames.Lead(session=self.session, epoch=state.epoch))
+        self._commit.lead(first, state.epoch)
 
     def _seal(self, state: Confirming, now: float) -> None:
         seats, epoch = self.seats, state.epoch
         address = self._settle_network(state, now)
         if address is None:
             return
-        if (first := self._first(state.proof)) is not None:
+        if (first := self.handover.first(state.proof)) is not None:
             self._ask_to_lead(state, first, now)
             return
         if state.proof is not None and state.proof.is_mesh and not state.proof.failures:
@@ -572,25 +534,11 @@ class Registrar:
         self.state = transition(TRANSITIONS, state, "all have confirmed", sealing)
         self._port.open_store(epoch, address, now)
 
-    def _send_sealed(self, state: Stored, places: Mapping[bytes, frames.Place], now: float) -> None:
-        """Send SEALED to those that get these places: all members, or a latecomer."""
-        late = isinstance(state, Committed)
-        members, digest = self.admission.members(joining=int(late)), roster_digest(self.roster())
-        for member, where in places.items():
-            seat = self.seats[member]
-            self.admission.sealed(member, now)
-            seat.stage, seat.due, seat.bound_at = Stage.SEALED, now + self.admission.acknowledge_seconds, now
-            if seat.conn is not None:
-                if members is not None:
-                    self._port.send(seat.conn, members)
-                unproved = "" if late else self.unproved
-                self._port.send(seat.conn, state.frame(self.session, where, digest, unproved))
-
     def _settle_network(self, state: Confirming, now: float) -> str | None:
         """Return the host's address on the network of the job; None: another state goes on without one."""
         match self._network.choose(state.proof, now):
             case Chosen(address=address, broken=broken):
-                if broken is not None and self._first(broken) is None:  # else the first shows it
+                if broken is not None and self.handover.first(broken) is None:  # else the first shows it
                     self._port.notice(mesh_report.warning(broken))
                 return address
             case KeepApart():
@@ -632,17 +580,11 @@ class Registrar:
         committed = Committed(**{name: kept[name] for name in Stored.__struct_fields__})
         self.state = transition(TRANSITIONS, state, "all have acknowledged", committed)
         self.admission.formed()
-        self._send_go(self.seats.members())
+        self._commit.go(self.seats.members(), committed.epoch)
         for challenge in self._applications.take_all():
             # The member in the seat has acknowledged, which answers the challenge, too.
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
         self._port.formed()
-
-    def _send_go(self, seats: Sequence[Seated]) -> None:
-        for seat in seats:
-            seat.stage = Stage.IN
-            if seat.conn is not None:
-                self._port.send(seat.conn, frames.Go(session=self.session, epoch=self.state.epoch))
 
     def _void(self, event: str, reason: str, now: float) -> None:
         """Void the epoch, if members were asked to confirm it, and go on."""
@@ -650,53 +592,7 @@ class Registrar:
             opened = Open(epoch=self.state.epoch)
             self.state = transition(TRANSITIONS, self.state, event, opened)
             if event != DOES_NOT_LEAD:
-                self.unreached.clear()
-            void = frames.Void(session=self.session, epoch=opened.epoch, reason=reason[: frames.MAX_TEXT_CHARACTERS])
-            for seat in self.seats.values():
-                if seat.conn is not None and not seat.is_latecomer:
-                    self._port.send(seat.conn, void)
-                seat.stage = Stage.SEATED
-                self.seats.admit(seat)
+                self.handover.unreached.clear()
+            self._commit.void(opened.epoch, reason)
             self._port.reopened(reason, now)
         self._advance(now)
-
-    # --- latecomers after GO -----------------------------------------------------------------------------------------
-
-    def _latecomers(self) -> list[Seated]:
-        return self.seats.latecomers() if self.admission.takes_latecomers else []
-
-    def _take_further(self, state: Committed, latecomer: Seated, now: float) -> None:
-        """Take the next step in the commit of a latecomer to the running session."""
-        if latecomer.stage in (Stage.ASKED, Stage.SEALED):
-            return
-        if not self.admission.admits(now):
-            latecomer.stage = Stage.SEATED  # it is asked, once more, as soon as the session can take it
-        elif latecomer.stage is Stage.SEATED:
-            self._ask(latecomer, self._network.proof_for(latecomer, state.store_address))
-        elif latecomer.stage is Stage.CONFIRMED:
-            self._seal_latecomer(state, latecomer, now)
-        elif self._network.lacks_members(latecomer):
-            latecomer.stage = Stage.SEATED
-        else:
-            assert latecomer.place is not None
-            state.places[latecomer.member] = latecomer.place
-            self.seats.admit(latecomer)
-            self._send_go([latecomer])
-
-    def _seal_latecomer(self, state: Committed, latecomer: Seated, now: float) -> None:
-        """Send SEALED to a latecomer that has confirmed, unless it has not reached the store's address or a member."""
-        host, network = self.seats.host.applicant.who, state.store_address
-        match self._network.choose_for(latecomer, network, lambda member: self.admission.answers(member, now)):
-            case AnotherProof():
-                latecomer.stage = Stage.SEATED
-            case NothingShared():
-                detail = f"the store listens on {network}, which the newcomer has not reached"
-                self._turn_away(latecomer, frames.Refused(reason="network", detail=detail, who=host))
-            case LeaveOut(left_out=left_out):
-                self._leave_out(left_out, now)
-            case Chosen(broken=broken):
-                if broken is not None:
-                    self._tell(mesh_report.without(broken, latecomer.member))
-                others = (each.place for each in self._latecomers() if each.place and each.stage >= Stage.SEALED)
-                latecomer.place = first_free((*state.places.values(), *others), self.seats.size)
-                self._send_sealed(state, {latecomer.member: latecomer.place}, now)

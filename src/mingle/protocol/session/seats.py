@@ -233,7 +233,7 @@ class Seats(dict[bytes, Seated]):
     # --- changes ---------------------------------------------------------------------------------------------------
 
     def readdress(self, host: HostSeat) -> None:
-        """Take the host's new addresses."""
+        """Take the host's new addresses; call it only before the session is sealed."""
         self.host = host
         own = self[host.member]
         own.applicant, own.paths = host.applicant, host.applicant.paths
