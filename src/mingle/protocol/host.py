@@ -24,7 +24,7 @@ from mingle.protocol.links.callers import Caller, Callers
 from mingle.protocol.links.handshake import HostConversation
 from mingle.protocol.links.prover import Prover, greeting
 from mingle.protocol.links.race import named
-from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
+from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest
 from mingle.protocol.pacing import HostAnnouncements
 from mingle.protocol.session.admission import Admission
 from mingle.protocol.session.conflicts import ConflictingHosts
@@ -33,6 +33,7 @@ from mingle.protocol.session.mesh_proof import Proof
 from mingle.protocol.session.network_choice import GiveWay, MeshBroken, NothingShared
 from mingle.protocol.session.phases import Committed, Sealing
 from mingle.protocol.session.registrar import Registrar
+from mingle.protocol.session.roster import version
 from mingle.protocol.session.seating import contiguous
 from mingle.protocol.sightings import Sightings
 from mingle.protocol.states import Transitions, transition
@@ -253,8 +254,7 @@ class Host:
             return
         self._sightings.weigh(now)
         self._advance(now)
-        if not self.finished:
-            self._judge(now)
+        self._judge(now)
 
     def conversation(self) -> HostConversation:
         """Begin the host's side of a conversation with a caller."""
@@ -304,15 +304,24 @@ class Host:
             case frames.Ping():
                 self._callers.send(conn, frames.Pong(number=frame.number))
             case frames.Ask(what="roster") if registrar.seats.at(conn) is not None:
-                self._callers.answer(conn, "roster", registrar.version(), lambda: self._description.roster(registrar))
+                self._callers.answer(
+                    conn, "roster", version(registrar.state), lambda: self._description.roster(registrar)
+                )
             case frames.Ask(what="status") if registrar.seats.at(conn) is not None:
                 self._callers.answer(conn, "status", registrar.status_version(), lambda: [registrar.status()])
 
     def _advance(self, now: float) -> None:
-        """Have the registrar take the steps that an event has made due, and tell it what the mesh has shown."""
+        """Have the registrar take the steps that an event has made due, and confirm what this host has proved."""
         self.registrar.advance(now, held=self.conflicts.any_alive)
         while (result := self._prover.take_result()) is not None:
-            self.registrar.proved(result.epoch, result.failures, now, result.blocked)
+            own = frames.Confirmed(
+                session=self.session,
+                epoch=result.epoch,
+                paths=self.registrar.seats.own.paths,
+                failures=result.failures,
+                blocked=result.blocked,
+            )
+            self.registrar.confirmed(None, own, now)
 
     # --- what the registrar calls ----------------------------------------------------------------------------------
 
@@ -376,7 +385,7 @@ class Host:
         formation = Formation(
             session=self.session,
             place=where,
-            store_address=scoped(path.local_address, path.interface),
+            store_address=self._description.listens_at(state.store_address),
             store_port=state.store_port,
             interface=path.interface,
             address=next(seat.address for seat in roster if seat.rank == where.rank),
@@ -422,15 +431,15 @@ class Host:
         self._sightings.handle_timer(now)
         self._announcements.handle_timer(now, forming=isinstance(self.state, Forming))
         self._advance(now)
-        if not self.finished:
-            self._judge(now)
+        self._judge(now)
 
     def _judge(self, now: float) -> None:
-        """Fail if another host of this job stays."""
+        """Fail if another host of this job stays while it forms."""
+        if self.finished:
+            return
         if others := self.conflicts.lasting(now):
             self._fail(errors.two_hosts(self.identity, others), conflict=True)
-            return
-        if error := self._sightings.verdict(now):
+        elif error := self._sightings.verdict(now):
             self._fail(error, conflict=True)
 
     def give_up(self, known: MingleError | None, error: MingleError) -> None:

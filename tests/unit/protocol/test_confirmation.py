@@ -74,7 +74,12 @@ class Opened(Registrar):
                 frame = frames.Confirmed(session=SESSION, epoch=epoch, paths=paths(number, networks), failures=failed)
                 self.confirmed(number, frame, 2.0)
             elif isinstance(self.state, Confirming) and self.state.epoch == epoch:
-                self.proved(epoch, failed, 2.0)
+                self.confirm_itself(epoch, failed)
+
+    def confirm_itself(self, epoch: int, failures: tuple[Failure, ...] = ()) -> None:
+        """Have the host confirm what it has proved itself."""
+        own = self.seats.own.paths
+        self.confirmed(None, frames.Confirmed(session=SESSION, epoch=epoch, paths=own, failures=failures), 2.0)
 
     def asked(self) -> list[tuple[str | None, float]]:
         """The networks that member 1 was asked to prove since the last time, each with its time."""
@@ -99,7 +104,7 @@ def test_session_is_sealed_only_when_the_host_has_proved_its_own_part() -> None:
     for number in (1, 2):
         registrar.confirmed(number, frames.Confirmed(session=SESSION, epoch=1, paths=paths(number)), 2.0)
     assert isinstance(registrar.state, Confirming)
-    registrar.proved(1, (), 2.0)
+    registrar.confirm_itself(1)
     assert of(registrar.port.calls, "open_store") == [("open_store", 1, FIRST)]
 
 
@@ -107,7 +112,7 @@ def test_proof_of_a_voided_epoch_does_not_count() -> None:
     registrar = Opened()
     registrar.lost(2, 1.5)
     registrar.join(3, member(2), join(2), 1.6)
-    registrar.proved(1, (), 2.0)
+    registrar.confirm_itself(1)
     assert isinstance(registrar.state, Confirming)
     assert registrar.seats[HOST] in registrar.seats.behind(Stage.CONFIRMED)
 
@@ -129,7 +134,7 @@ def test_nodes_of_a_broken_pair_look_at_themselves_with_the_last_proof() -> None
     first = frames.Confirmed(session=SESSION, epoch=2, paths=paths(1, (1,)), failures=failed)
     registrar.confirmed(1, first, 2.0)
     registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=2, paths=paths(2, (1,)), blocked=found), 2.0)
-    registrar.proved(2, (), 2.0)
+    registrar.confirm_itself(2)
     ((_, broken),) = of(registrar.port.calls, "no_network")
     proof = broken.proof
     assert "finds in its own firewall, rule `tcp drop`" in mesh_report.cause_of(proof)[0]
@@ -183,7 +188,7 @@ class Silent(Opened):
         """Have a node confirm that it reaches all others but these."""
         failed = tuple(Failure(member=member(each), how=how, detail=detail) for each in silent)
         if number == 0:
-            self.proved(self.state.epoch, failed, 2.0)
+            self.confirm_itself(self.state.epoch, failed)
             return
         frame = frames.Confirmed(session=SESSION, epoch=self.state.epoch, paths=paths(number, (1,)), failures=failed)
         self.confirmed(number, frame, 2.0)

@@ -98,7 +98,8 @@ class Running:
         self.join(MEMBERS[1:])
         for letter in MEMBERS[1:]:
             self.confirm(letter)
-        self.registrar.proved(1, (), 0.0)
+        own = frames.Confirmed(session=SESSION, epoch=1, paths=self.seats.own.paths)
+        self.registrar.confirmed(None, own, 0.0)
         self.registrar.store_opened(1, 5000, "token", 0.0)
         for letter in MEMBERS[1:]:
             self.acknowledge(letter)

@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 
 from mingle.protocol.events import BytesReceived, ConnectionEvent, Disconnected
-from mingle.protocol.links.handshake import HandshakeFailed, HostConversation
+from mingle.protocol.links.handshake import PROOF_SECONDS_PER_RANK, HandshakeFailed, HostConversation
 from mingle.protocol.links.link import Link
 from mingle.protocol.links.sources import Sources
 from mingle.protocol.machine import Context
@@ -27,8 +27,6 @@ Question: TypeAlias = Literal["status", "roster", "greeting"]
 
 PROOF_SECONDS = 2.0
 """The least time that a caller has to prove itself, and after that, if it called to join, to send JOIN."""
-PROOF_SECONDS_PER_RANK = 0.005
-"""The time for each rank of the job, if that is more: a frame waits here while other callers are served."""
 # Callers that have not proved themselves, beside one for each rank that has no seat: bounded against a flood of
 # connections that never speak. As many that have, and do not join, beside one for each rank: without a secret any
 # process can prove itself. Another run of the job waits for the end of this one on so many connections, and must not

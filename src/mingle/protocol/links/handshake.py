@@ -34,6 +34,9 @@ from mingle.wire.frame_codec import (
 from mingle.wire.frames import AnyFrame, Hello, ProcessInfo, Prove, Purpose, Refused, Welcome
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+PROOF_SECONDS_PER_RANK = 0.005
+"""The time that either side gives the other for each rank of the job, if that is more than its least time. A host
+proves itself to one rank after another, and a rank that hangs up and calls again makes the host begin anew."""
 
 
 class HandshakeFailed(Exception):

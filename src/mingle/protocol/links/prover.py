@@ -123,7 +123,7 @@ class Prover:
     """A node's part in the proof of the mesh: its connections to its targets, an epoch at a time.
 
     The host and its members have the same part. CONFIRM, or the host's own registrar, begins it; its result goes into
-    CONFIRMED, or to the registrar.
+    CONFIRMED.
 
     Args:
         identity: of this process.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from mingle.protocol.events import Connected, ConnectionEvent
-from mingle.protocol.links.handshake import Call, HandshakeFailed, MemberConversation
+from mingle.protocol.links.handshake import PROOF_SECONDS_PER_RANK, Call, HandshakeFailed, MemberConversation
 from mingle.protocol.links.link import Link
 from mingle.protocol.machine import Context
 from mingle.wire.authentication import JobKey
@@ -24,9 +24,6 @@ STAGGER_SECONDS = 0.05
 """The delay between the start of one address and the next."""
 ADDRESS_SECONDS = 1.0
 """The least time that one address has for connection and proof together."""
-ADDRESS_SECONDS_PER_RANK = 0.005
-"""The time for each rank of the job, if that is more. A host proves itself to one rank after another, and a rank
-that hangs up and calls again makes the host begin anew."""
 FAILURE_SECONDS = 5.0
 """The least age of a failure after which the address is tried again when the paths are counted."""
 MAX_TARGETS = 2 * MAX_ADDRESSES
@@ -35,7 +32,7 @@ MAX_TARGETS = 2 * MAX_ADDRESSES
 
 def address_seconds(world_size: int) -> float:
     """Return the time that one address has when so many ranks call at once."""
-    return max(ADDRESS_SECONDS, ADDRESS_SECONDS_PER_RANK * world_size)
+    return max(ADDRESS_SECONDS, PROOF_SECONDS_PER_RANK * world_size)
 
 
 class DialTarget(Struct, frozen=True):

@@ -82,7 +82,7 @@ class RegistrarPort(Protocol):
         """Open the store and call the registrar's ``store_opened``."""
 
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
-        """Open connections to the host's own targets, and call the registrar's ``proved``."""
+        """Open connections to the host's own targets, and call the registrar's ``confirmed`` for it."""
 
     def no_network(self, end: NothingShared | MeshBroken | GiveWay) -> None:
         """Fail, or close for those that can form the job without this host."""
@@ -161,13 +161,9 @@ class Registrar:
         state = self.state
         return roster(self.seats.members(), state.places, state.store_address) if isinstance(state, Placed) else []
 
-    def version(self) -> tuple[object, ...]:
-        """Return a value that changes whenever the roster changes."""
-        return (type(self.state), self.state.epoch, tuple(self.state.places))
-
     def status_version(self) -> tuple[object, ...]:
         """Return a value that changes whenever the status changes."""
-        return (*self.version(), *status_version(self.state, self.seats, self.history), self.admission.lacks())
+        return (*status_version(self.state, self.seats, self.history), self.admission.lacks())
 
     # --- coming ----------------------------------------------------------------------------------------------------
 
@@ -272,34 +268,27 @@ class Registrar:
 
     # --- frames of the members -------------------------------------------------------------------------------------
 
-    def confirmed(self, conn: int, frame: frames.Confirmed, now: float) -> None:
-        """Handle CONFIRMED: a process is still there, and has proved these paths."""
-        seat = self.seats.at(conn)
-        if seat is not None and seat.stage is Stage.ASKED and self.counts(frame.epoch):
-            seat.paths = frame.paths
-            self._confirmed(seat, frame.failures, frame.blocked, now)
+    def confirmed(self, conn: int | None, frame: frames.Confirmed, now: float) -> None:
+        """Handle CONFIRMED: a process is still there, has proved these paths, and has dialed its targets.
 
-    def _confirmed(
-        self, seat: Seated, failures: Sequence[frames.Failure], blocked: frames.Blocked | None, now: float
-    ) -> None:
-        seat.stage, state = Stage.CONFIRMED, self.state
+        Args:
+            conn: its connection; None: it is the host itself.
+            frame: what it says.
+            now: the time.
+        """
+        state, seat = self.state, self.seats.own if conn is None else self.seats.at(conn)
+        if seat is None or seat.stage is not Stage.ASKED or not self.counts(frame.epoch):
+            return
+        seat.stage, seat.paths = Stage.CONFIRMED, frame.paths
         proof = state.proof if isinstance(state, Confirming) else self._network.proof_of(seat.member)
         if proof is not None:
-            unconfirmed = {each.member for each in self.seats.behind(Stage.CONFIRMED)} if failures else ()
-            proof.add(seat.member, failures, blocked, unconfirmed=unconfirmed)
+            unconfirmed = {each.member for each in self.seats.behind(Stage.CONFIRMED)} if frame.failures else ()
+            proof.add(seat.member, frame.failures, frame.blocked, unconfirmed=unconfirmed)
         self._advance(now)
 
     def counts(self, epoch: int) -> bool:
         """Return whether an answer of this epoch counts: one of a voided epoch can still be on its way."""
         return epoch == self.state.epoch
-
-    def proved(
-        self, epoch: int, failures: Sequence[frames.Failure], now: float, blocked: frames.Blocked | None = None
-    ) -> None:
-        """Handle the end of the host's own part in the proof of the mesh."""
-        own = self.seats.own
-        if own.stage is Stage.ASKED and self.counts(epoch):
-            self._confirmed(own, failures, blocked, now)
 
     def acknowledged(self, conn: int, now: float) -> None:
         """Handle ACK: a process has reached the store.

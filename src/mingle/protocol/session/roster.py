@@ -85,12 +85,12 @@ def status(state: State, seats: Seats, history: History, *, lacks: str, named: b
 
 
 def status_version(state: State, seats: Seats, history: History) -> tuple[object, ...]:
-    """Return a value that changes whenever that state changes."""
+    """Return a value that changes whenever the status changes, but for what the session lacks."""
     awaited = tuple(seat.member for seat in seats.behind(state.barrier))
     proof = state.proof if isinstance(state, Confirming) else None
     unanswered = () if proof is None else tuple(proof.unanswered)
     gone = tuple(history.departures), tuple(history.refusals), frozenset(seats.departed_ranks)
-    return (tuple(seats), awaited, *gone, unanswered)
+    return (*version(state), tuple(seats), awaited, *gone, unanswered)
 
 
 def whos(members: Iterable[Seated], places: Mapping[bytes, frames.Place]) -> list[frames.ProcessInfo]:
@@ -150,6 +150,11 @@ def roster(members: Iterable[Seated], places: Mapping[bytes, frames.Place], stor
             )
         )
     return sorted(listed, key=lambda seat: seat.rank)
+
+
+def version(state: State) -> tuple[object, ...]:
+    """Return a value that changes whenever the roster changes."""
+    return (type(state), state.epoch, tuple(state.places))
 
 
 def _address(seat: Seated, store_address: str) -> str:
