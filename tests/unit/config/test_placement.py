@@ -16,6 +16,7 @@ from mingle.config.launchers import Placement
 from mingle.config.placement import NodeRank, argued_node_rank, asked_node_rank, resolve_placement
 from mingle.errors import ConfigurationError, LauncherError
 from tests.support import launcher_environments as recorded
+from tests.support.isolation import needs_namespaces
 from tests.support.launcher_environments import PYTORCH_JOB_OF_8_PER_POD as PODS_OF_8
 from tests.support.launcher_environments import SBATCH_BODY, SRUN, SRUN_OF_ONE, TORCHRUN
 
@@ -387,23 +388,11 @@ def test_identity_falls_back_where_there_is_no_proc(monkeypatch: pytest.MonkeyPa
     assert placement.this_node() == "host:alpha/machine:0123"
 
 
-def identity_in_a_new_process(*, own_network: bool = False) -> str:
-    clone_newnet = 0x40000000
-    unshare = f"ctypes.CDLL(None, use_errno=True).unshare({clone_newnet})"
-    enter = f"if {unshare}: raise OSError(ctypes.get_errno(), 'unshare')"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import ctypes\n{enter if own_network else ''}\n"
-            "from mingle.config.placement import this_node\nprint(this_node())",
-        ],
-        env={**os.environ, "PYTHONPATH": str(Path(placement.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+def identity_in_a_new_process(*within: str) -> str:
+    code = "from mingle.config.placement import this_node; print(this_node())"
+    environment = {**os.environ, "PYTHONPATH": str(Path(placement.__file__).parents[2])}
+    command = [*within, sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout.strip()
 
 
@@ -418,6 +407,6 @@ class TestOnLinux:
             f"/net:{Path('/proc/self/ns/net').stat().st_ino}/pid:{Path('/proc/self/ns/pid').stat().st_ino}"
         )
 
-    @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to make a namespace")
+    @needs_namespaces
     def test_another_network_namespace_is_another_node(self) -> None:
-        assert identity_in_a_new_process(own_network=True) != placement.this_node()
+        assert identity_in_a_new_process("unshare", "--net") != placement.this_node()
