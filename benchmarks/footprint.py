@@ -96,7 +96,7 @@ def run(rounds: int) -> Comparison:
         samples=samples,
         goals=(
             *(Goal(name, median(samples[name]), limit, name.rpartition(", ")[2]) for name, limit in LIMITS.items()),
-            Goal("import mingle, over python -c pass", median(samples[IMPORT]) - bare, 80, "ms"),
+            Goal("import mingle, over python -c pass", median(samples[IMPORT]) - bare, 60, "ms"),
             Goal(
                 "import mingle and all that init needs, over python -c pass",
                 median(samples[EVERYTHING]) - bare,

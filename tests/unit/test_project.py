@@ -117,6 +117,17 @@ def test_an_import_loads_no_heavy_library(modules: str, heavy: set[str]) -> None
     assert heavy.isdisjoint(loaded)
 
 
+def test_rank_loads_nothing_that_only_a_failure_or_another_way_needs() -> None:
+    """`import mingle` after `import torch` loads what `mingle.distributed.rendezvous` imports."""
+    loaded = run_python("import json, sys, mingle.distributed.rendezvous; print(json.dumps(sorted(sys.modules)))")
+    assert isinstance(loaded, list)
+    assert "mingle.engine.discovery" in loaded
+    rooms = ("check", "cli", "elastic", "lightning", "observe", "run")
+    assert [each for each in loaded if each.startswith(tuple(f"mingle.{room}" for room in rooms))] == []
+    ways = {f"mingle.network.{name}" for name in ("bucket", "bucket_helper", "directory")}
+    assert {"mingle.diagnostics.diagnosis", "mingle.network.inspection", "mingle.wire.echo", *ways}.isdisjoint(loaded)
+
+
 def test_modules_depend_on_each_other_one_way() -> None:
     needs = {name: set(imports(name, path)) - {name} for name, path in MODULES.items()}
     assert any(needs.values())
