@@ -16,7 +16,8 @@ from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS, Binding, Hold, Leases
 from mingle.elastic.member import AgentMember
-from mingle.elastic.quorum import Memory, Nodes, Policy, Quorum
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Nodes, Policy, Quorum
 from mingle.elastic.rounds import Rounds
 from mingle.protocol.election import Attendance, Competition, Patience
 from mingle.protocol.events import Event, Heard, TimerDue

@@ -12,7 +12,8 @@ import pytest
 from mingle.elastic.host import STORE_GONE_SECONDS, ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS
 from mingle.elastic.member import AgentMember
-from mingle.elastic.quorum import Memory, Nodes
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Nodes
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.events import Address, AddressesChanged
 from mingle.protocol.explain.ladder import waiting

@@ -17,7 +17,8 @@ from mingle.cli.checks import judge, why_unheard
 from mingle.diagnostics import Detour, Finding, diagnosis
 from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.diagnostics.firewall import Chain
-from mingle.elastic.quorum import Memory, Nodes, Policy
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.observe.lookup import not_found
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.observations import Agents, Diagnostics, Gone, NetworkFacts, Situation, Unreached

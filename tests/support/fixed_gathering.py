@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from mingle.config.order import order_of
 from mingle.elastic.gathering import AgentState, Gathered
 from mingle.elastic.handler import AgentHandler
-from mingle.elastic.quorum import Memory, Quorum
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Quorum
 from mingle.elastic.rounds import Rounds
 from mingle.elastic.settings import AgentSettings
 from mingle.engine.store import StoreServer, open_server

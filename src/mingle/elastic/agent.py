@@ -17,7 +17,8 @@ from typing import TypeGuard
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import Hold
 from mingle.elastic.member import AgentMember
-from mingle.elastic.quorum import Memory, Policy, SessionEnd
+from mingle.elastic.memory import Memory, SessionEnd
+from mingle.elastic.quorum import Policy
 from mingle.errors import MingleError
 from mingle.protocol.effects import Notice
 from mingle.protocol.election import Candidacy
@@ -49,7 +50,7 @@ class Agent(Node):
     Args:
         identity: of the agent; its world size is the greatest number of nodes.
         policy: how many agents found and keep a session.
-        wall_clock: returns the seconds since 1970; see :class:`mingle.elastic.quorum.Memory`.
+        wall_clock: returns the seconds since 1970; see :class:`mingle.elastic.memory.Memory`.
         new_session: makes the id of a session that the agent hosts.
     """
 
@@ -95,7 +96,7 @@ class Agent(Node):
     def gather(self, now: float) -> None:
         """Look for a session, unless the agent is in one, looks already, or the job has ended."""
         if self.closed and not (self._over or self.ended is not None or self.memory.ending):
-            self.memory.best_status = None
+            self.memory.begin()
             self._begin(now)
 
     def next_round(self, first: tuple[int, int], now: float) -> None:

@@ -12,7 +12,8 @@ from msgspec import structs
 
 from mingle.elastic import reports
 from mingle.elastic.leases import PING_SECONDS, Hold, is_fresh
-from mingle.elastic.quorum import Memory, Quorum, SessionEnd
+from mingle.elastic.memory import Memory, SessionEnd
+from mingle.elastic.quorum import Quorum
 from mingle.elastic.rounds import Rounds
 from mingle.protocol.effects import CloseStore, Multicast, Notice
 from mingle.protocol.events import Source
@@ -277,21 +278,18 @@ class ElasticHost(Host):
     def _begin(self, now: float) -> None:
         """Act on the decision for GO."""
         self._ping_at, self._look_at = now, now + LOOK_AROUND_SECONDS * self.rng.uniform(0.3, 1.3)
-        self._memory.surplus, self._memory.left_out = False, None
-        self._memory.host_lost = "", 0  # the host that is lost next is this agent
+        self._memory.formed(hosts=True)
         if self.quorum.small:
             text = reports.small(self.identity, self._memory.policy, len(self.registrar.seats.members()))
             self._effects.append(Notice(text))
 
     def _tell_members(self) -> None:
         """Send MEMBERS to every member if the list of members has changed."""
-        members, memory = self.quorum.members(), self._memory
+        members = self.quorum.members()
         if members == self._told:
             return
         self._told = members
-        memory.generation, memory.companions = members.generation, members.present
-        memory.had_quorum |= members.quorum
-        memory.ending = members.ending
+        self._memory.learn(members)
         for conn in self.registrar.seats.connections():
             self._callers.send(conn, members)
         self._compare_clocks()

@@ -13,7 +13,8 @@ from msgspec import structs
 
 from mingle.elastic import reports
 from mingle.elastic.leases import BINDING_SECONDS, Hold, is_fresh
-from mingle.elastic.quorum import LEFT_OUT_REMEMBERED, Memory, SessionEnd
+from mingle.elastic.memory import Memory, SessionEnd
+from mingle.elastic.quorum import LEFT_OUT_REMEMBERED
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.effects import Notice
 from mingle.protocol.events import Source
@@ -55,8 +56,6 @@ class AgentMember(Joiner):
         """How the session has ended, once it had formed."""
         self._memory = memory
         self._members: frames.Members | None = None
-        self._in_doubt: tuple[bytes, int, bool] | None = None
-        """The session whose GO this agent may never hear of; memory's generation and quorum before it."""
         self.proved_at = float("-inf")
         """When the last question about a round was asked that the host has answered."""
         self._rounds_asked: dict[int, float] = {}
@@ -153,13 +152,13 @@ class AgentMember(Joiner):
                 self.proved_at = max(self.proved_at, self._rounds_asked.pop(frame.number, float("-inf")))
                 return
             case frames.Void() if self.part is not None and frame.epoch == self.part.epoch:
-                self._called_off(session)
+                memory.called_off(session.name)
             case frames.Status() if not formed:
                 memory.note_status(frame)
             case frames.Closed():
                 self._released(session, frame)
             case frames.Refused(reason="surplus"):
-                memory.surplus, memory.ran = True, (session.name, frame.detail)
+                memory.refused_as_surplus(session.name, frame.detail)
                 frame = structs.replace(frame, reason="full")
             case frames.Refused(reason="mesh"):
                 self._is_left_out(frame, now)
@@ -174,9 +173,8 @@ class AgentMember(Joiner):
 
     def _is_left_out(self, refusal: frames.Refused, now: float) -> None:
         """Say why this agent gets no seat; it does not compete with the session that goes on without it."""
-        before, self._memory.left_out = self._memory.left_out, refusal
         self._left_out_until = now + LEFT_OUT_SECONDS
-        if before is None or before.detail != refusal.detail:
+        if self._memory.refused_for_its_paths(refusal):
             self._effects.append(Notice(reports.left_out(self.identity, refusal)))
 
     def stand_back(self, refusal: frames.Refused, now: float) -> None:
@@ -230,24 +228,13 @@ class AgentMember(Joiner):
         return super()._may_confirm(session, now) and not self._memory.binding.elsewhere(session.name, now)
 
     def _acknowledge(self, part: Participant, sealed: frames.Sealed) -> None:
-        """From now on the host may decide GO, even if this agent never hears of it."""
-        members, memory = self._members, self._memory
-        if members is not None:
-            self._in_doubt = sealed.session, memory.generation, memory.had_quorum
-            memory.generation = max(memory.generation, members.generation)
-            memory.had_quorum |= members.quorum
+        if self._members is not None:
+            self._memory.acknowledge(sealed.session, self._members)
         super()._acknowledge(part, sealed)
-
-    def _called_off(self, session: KnownSession) -> None:
-        """Take note that the host has not decided GO."""
-        self._memory.binding.release(session.name)
-        if self._in_doubt is not None and self._in_doubt[0] == session.name:
-            _, self._memory.generation, self._memory.had_quorum = self._in_doubt
-            self._in_doubt = None
 
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
         super()._go(session, sealed)
-        self._memory.surplus, self._memory.left_out = False, None
+        self._memory.formed(hosts=False)
         if self._members is not None:
             self._learn(self._members)
         # An agent that loses its host can join any other one; unlike a rank it has no process group to return to.
@@ -261,10 +248,7 @@ class AgentMember(Joiner):
         self._left_out.extend(news)
         self._effects += [Notice(f"job {self.identity.job!r}: {text}") for text in news]
         if self.outcome is not None:
-            memory = self._memory
-            memory.generation, memory.companions = max(memory.generation, members.generation), members.present
-            memory.had_quorum |= members.quorum
-            memory.ending = members.ending
+            self._memory.learn(members)
 
     # --- rounds ----------------------------------------------------------------------------------------------------
 
@@ -288,7 +272,7 @@ class AgentMember(Joiner):
     def _released(self, session: KnownSession, frame: frames.Closed) -> None:
         """Handle CLOSED: the host gives up its session or ends the job, and so releases this agent."""
         if self.outcome is None:
-            self._called_off(session)
+            self._memory.called_off(session.name)
         elif frame.regather:
             self.end = SessionEnd(frame.reason or "its host gave it up", moved_to=frame.offer)
         else:
@@ -299,7 +283,7 @@ class AgentMember(Joiner):
         """Handle the end of the connection to the host."""
         if self.is_freed_by(reason):
             self._memory.binding.release(session.name)
-        self._memory.host_lost = session.offer.hostname, session.offer.pid
+        self._memory.lose_host(session.offer.hostname, session.offer.pid)
         super().host_lost(session, reason, now)
         if self.outcome is not None and self.end is None:
             self.end = SessionEnd(f"the connection to {session.host_name} is lost: {reason}")

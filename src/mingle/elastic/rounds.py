@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
 from mingle.config.order import asks
-from mingle.elastic.quorum import Memory, Quorum
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Quorum
 from mingle.protocol.session.seats import Seated
 from mingle.text import few
 from mingle.wire import frames

@@ -11,7 +11,8 @@ import pytest
 
 from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS
 from mingle.elastic.member import AgentMember
-from mingle.elastic.quorum import Memory, Nodes, Policy, SessionEnd
+from mingle.elastic.memory import Memory, SessionEnd
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.events import Address, Disconnected, Heard, Source, StoreProved, TimerDue
 from mingle.protocol.machine import Context, Endpoints
@@ -357,17 +358,3 @@ def test_an_agent_that_a_session_has_taken_is_surplus_and_left_out_no_more() -> 
     memory.surplus, memory.left_out = True, Refused(reason="mesh")
     alone.hear(conn, 2.0, Go(session=SESSION, epoch=1))
     assert (memory.surplus, memory.left_out) == (False, None)
-
-
-@pytest.mark.parametrize("regather", [False, True])
-def test_an_agent_is_surplus_until_the_job_ends_that_runs_now_whatever_is_heard_of_an_earlier_run(
-    regather: bool,
-) -> None:
-    memory, (earlier, contender, now) = new_memory(), (b"1" * 16, b"2" * 16, b"3" * 16)
-    full = msgspec.structs.replace(running("running"), surplus=True)
-    for session, said in ((earlier, full), (now, full), (contender, running("open"))):
-        memory.note_run(session, said)
-    memory.note_run(earlier, Closed(session=earlier))
-    assert memory.surplus, "two sessions of the job could run"
-    memory.note_run(now, Closed(session=now, regather=regather))
-    assert memory.surplus == regather

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mingle.elastic.quorum import Memory, Nodes, Policy
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import ConfigurationError
-from mingle.wire.frames import Begin, Next, Wanted
 
 
 @pytest.mark.parametrize(
@@ -64,22 +63,3 @@ def test_small_start_is_for_inexperienced_agents_or_where_allowed() -> None:
     assert [lenient.to_keep(had_quorum=each) for each in (False, True)] == [2, 2]
     strict = Policy(nodes=Nodes(minimum=3, maximum=4), last_call=1.0, allow_minority=True)
     assert strict.to_keep(had_quorum=True) == 2, "allowing a minority makes nothing stricter"
-
-
-def test_an_agent_is_in_the_round_that_it_has_asked_for_until_it_asks_again() -> None:
-    memory = Memory(Policy(nodes=Nodes(minimum=1, maximum=2), last_call=1.0))
-    begun = Begin(number=3, rank=0, size=2)
-    memory.hear_of_round(begun)
-    assert memory.round is None, "it has not asked"
-    memory.wait_for_round(Next())
-    memory.hear_of_round(Wanted(number=3))
-    assert not memory.round_wanted, "it is in no round"
-    memory.hear_of_round(begun)
-    assert (memory.asked, memory.round, memory.round_wanted) == (None, begun, False)
-    memory.hear_of_round(Begin(number=4, rank=1, size=2))
-    memory.hear_of_round(Wanted(number=2))
-    assert (memory.round, memory.round_wanted) == (begun, False)
-    memory.hear_of_round(Wanted(number=3))
-    assert memory.round_wanted
-    memory.wait_for_round(Next(generation=1, number=3))
-    assert (memory.round, memory.round_wanted) == (None, False)

@@ -9,7 +9,8 @@ import pytest
 
 from mingle.config.order import order_key
 from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS
-from mingle.elastic.quorum import CONFIRM_SECONDS, Memory, Nodes, Policy, Quorum
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import CONFIRM_SECONDS, Nodes, Policy, Quorum
 from mingle.protocol.session.applications import CHALLENGE_SECONDS
 from mingle.protocol.session.latecomers import ADMITTED_SECONDS
 from mingle.protocol.session.phases import Committed, Confirming, Open, Sealing

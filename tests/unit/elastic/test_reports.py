@@ -8,7 +8,8 @@ import pytest
 
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.elastic import reports as agent_reports
-from mingle.elastic.quorum import Memory, Nodes, Policy
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.observations import Diagnostics, NetworkFacts, Situation
@@ -158,16 +159,6 @@ def test_notices_name_the_job_and_what_follows() -> None:
 def test_a_job_that_has_ended() -> None:
     error = agent_reports.ended(IDENTITY, "its workers failed")
     assert error.observation == "job 'resnet' has ended: its workers failed."
-
-
-def test_companions_that_are_absent_are_missed() -> None:
-    one, two = (
-        ProcessInfo(hostname="one", pid=1, address="10.0.0.1"),
-        ProcessInfo(hostname="two", pid=2, address="10.0.0.2"),
-    )
-    memory = Memory(POLICY, companions=(one, two))
-    assert memory.missed([ProcessInfo(hostname="one", pid=1, address="192.0.2.9")]) == ["host two (10.0.0.2), pid 2"]
-    assert memory.missed([one, ProcessInfo(hostname="two", pid=3)]) == [str(two)], "started again it is another process"
 
 
 def test_a_node_that_was_refused_was_heard() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mingle.config.order import order_key
-from mingle.elastic.quorum import Memory, Nodes, Policy, Quorum
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Nodes, Policy, Quorum
 from mingle.elastic.rounds import COMPANIONS_SECONDS, STOP_SECONDS, Rounds, doubts
 from mingle.protocol.session.seats import Seated
 from mingle.wire import frames
