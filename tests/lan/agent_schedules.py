@@ -14,6 +14,7 @@ import functools
 import random
 from collections.abc import Callable
 
+from mingle.elastic.agent import JobEnd
 from mingle.elastic.quorum import Nodes
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.network import Barrier, Machine
@@ -139,7 +140,7 @@ class AgentSchedule(Strikes):
     def _end_with_the_job(self, process: Process) -> None:
         """When an agent has ended the job, all others end too, as torch's rendezvous is closed, and start again."""
         assert isinstance(process, AgentProcess)
-        ending = process.agent.ended is not None or process.agent.memory.ending
+        ending = process.agent.ended is not None or process.agent.job_end is JobEnd.ANNOUNCED
         if not ending or process in self._ending:
             return
         self._ending.add(process)

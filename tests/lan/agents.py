@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mingle.elastic.agent import Agent
+from mingle.elastic.agent import Agent, JobEnd
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import is_fresh
+from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.events import Address, TimerDue
@@ -161,12 +162,16 @@ class AgentProcess(Process):
         if self.workers is not None:
             if self.workers[0] != session or memory.round_wanted:
                 self._stop_workers()
-        elif session and not memory.ending and memory.asked is None and (memory.round is None or memory.round_wanted):
+        elif session and self.agent.job_end < JobEnd.ANNOUNCED and self._needs_round(memory):
             if not self._says_next:
                 self._says_next = True
                 self.world.after(0.0, functools.partial(self._event, self._say_next))
         elif session and memory.round is not None:
             self._get_round(session, memory.round)
+
+    @staticmethod
+    def _needs_round(memory: Memory) -> bool:
+        return memory.asked is None and (memory.round is None or memory.round_wanted)
 
     def _say_next(self) -> None:
         self._says_next = False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from mingle.elastic.agent import JobEnd
 from mingle.elastic.rounds import COMPANIONS_SECONDS, STOP_SECONDS, Rounds
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.planting import Act, Rule, Seam, always, expect_found, nothing
@@ -209,11 +210,11 @@ def test_the_end_of_an_agent_ends_the_job_unless_it_got_no_round(seed: int) -> N
     newcomer._end()
     job.world.run(LAST_CALL)
     assert job.numbers() == [0, 0, 0]
-    assert not any(each.agent.memory.ending for each in job.running)
+    assert not any(each.agent.job_end is JobEnd.ANNOUNCED for each in job.running)
     job.member.close()
     job.world.run(1.0)
     rest = [each for each in job.running if each.alive]
-    assert [each.agent.memory.ending for each in rest] == [True, True]
+    assert [each.agent.job_end is JobEnd.ANNOUNCED for each in rest] == [True, True]
     rest[0].fail_workers()
     job.world.run(LAST_CALL)
     assert rest[0].workers is None

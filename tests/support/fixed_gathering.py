@@ -106,7 +106,7 @@ class Place:
         with self._lock:
             self._rounds = None
             for member in self._seated.values():
-                member.memory.ending = True
+                member.ending = True
 
     def close(self) -> None:
         """The store goes."""
@@ -122,6 +122,7 @@ class FixedGathering:
     def __init__(self, place: Place, wanted: AgentSettings, *, timeout: bool = False) -> None:
         self.lost: str | None = None
         self.ended: str | None = None
+        self.ending = False
         self.session_lost = threading.Event()
         self.held = True
         self.gathered = 0
@@ -157,7 +158,7 @@ class FixedGathering:
             round=self.memory.round,
             round_wanted=self.memory.round_wanted,
             round_over=self.round_over,
-            ending=self.memory.ending,
+            ending=self.ending,
             lost=self.lost,
             ended=self.ended,
         )
@@ -186,7 +187,7 @@ class FixedGathering:
             remark()
         self._place.said_next(self, frames.Next(generation=first[0], number=first[1]))
         deadline = time.monotonic() + seconds
-        while not (self.session_lost.is_set() or self.memory.ending):
+        while not (self.session_lost.is_set() or self.ending):
             if (begun := self.memory.round) is not None:
                 return begun
             if time.monotonic() > deadline:

@@ -10,6 +10,7 @@ stopped, or a machine that was suspended, must not act on the state from before.
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable
 from typing import TypeGuard
@@ -27,6 +28,19 @@ from mingle.protocol.machine import Context, Endpoints, Formation, Identity
 from mingle.protocol.node import Node
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
+
+
+class JobEnd(enum.IntEnum):
+    """How near the end of its job an agent is, which only comes nearer. It decides whether a session follows."""
+
+    OPEN = 0
+    """The agent looks for the next session when it has lost the present one."""
+    DONE = 1
+    """Its workers are done: it looks for another session only if it is asked to."""
+    ANNOUNCED = 2
+    """An agent has ended the job for all: no round begins any more, and no session follows."""
+    REACHED = 3
+    """The host has ended the job, or this agent its own part in it."""
 
 
 class ElasticCandidacy(Candidacy):
@@ -73,9 +87,7 @@ class Agent(Node):
         self.losses = 0
         """How many sessions it has lost; ``lost`` is the reason of the last."""
         self.ended: str | None = None
-        self._stopped_electing = False
-        self._over = False
-        """Whether its part in the job was ended on purpose."""
+        self.job_end = JobEnd.OPEN
         super().__init__(
             identity,
             endpoints,
@@ -95,7 +107,7 @@ class Agent(Node):
 
     def gather(self, now: float) -> None:
         """Look for a session, unless the agent is in one, looks already, or the job has ended."""
-        if self.closed and not (self._over or self.ended is not None or self.memory.ending):
+        if self.closed and self.job_end <= JobEnd.DONE:
             self.memory.begin()
             self._begin(now)
 
@@ -123,7 +135,7 @@ class Agent(Node):
 
     def stop_electing(self, now: float) -> None:
         """Look for no other session after the present one: the agent's workers are done."""
-        self._stopped_electing = True
+        self._near(JobEnd.DONE)
         if self.outcome is not None:
             self.role.say_of_round(frames.Done(), now)
         else:
@@ -136,7 +148,7 @@ class Agent(Node):
             reason: why.
             failed: whether torchrun has no round, so that the job goes on without this agent.
         """
-        self._over = True
+        self._near(JobEnd.REACHED)
         self._rest(reason, failed=failed)
 
     def _rest(self, reason: str, *, failed: bool = False) -> None:
@@ -160,11 +172,6 @@ class Agent(Node):
     def generation(self) -> int:
         """The number of the session that the agent is in; 0 if it is in none."""
         return 0 if self.outcome is None else self.role.generation
-
-    @property
-    def small(self) -> bool:
-        """Whether the session that the agent is in began with few agents, after a last call."""
-        return self.outcome is not None and self.role.small
 
     @property
     def hold(self) -> Hold:
@@ -200,15 +207,22 @@ class Agent(Node):
     def _look(self, now: float) -> None:
         """Check, after every event, whether the session was lost, or the gathering has failed."""
         self._rest_if_failed()
-        end = None if self.closed else self.role.end
-        if end is None:
+        if self.closed:
+            return
+        if self.role.ending:
+            self._near(JobEnd.ANNOUNCED)
+        if (end := self.role.end) is None:
             return
         if end.of_job:
             self.ended = end.reason
+            self._near(JobEnd.REACHED)
             self._rest("its host has ended the job")
         else:
             self._rest("the session is lost")
             self._fall(end, now)
+
+    def _near(self, end: JobEnd) -> None:
+        self.job_end = max(self.job_end, end)
 
     def _rest_if_failed(self) -> None:
         if self.failure is not None and not self.closed:
@@ -218,7 +232,7 @@ class Agent(Node):
         """Record the loss of the session, and look for the next one."""
         self.lost, self.losses = end.reason, self.losses + 1
         self.links.effects.append(Notice(f"job {self.identity.job!r}: {end.reason}"))
-        if self._stopped_electing:
+        if self.job_end is not JobEnd.OPEN:
             return
         self.gather(now)
         if end.moved_to is not None and not self.closed:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from mingle.config.settings import Settings
 from mingle.elastic import reports as elastic_reports
-from mingle.elastic.agent import Agent
+from mingle.elastic.agent import Agent, JobEnd
 from mingle.elastic.leases import Hold
 from mingle.elastic.quorum import Policy
 from mingle.engine.party import FILES_PER_NODE, Party
@@ -266,13 +266,13 @@ class Gathering(Party):
         if outcome is None:
             gathered = None
         elif gathered is None or gathered.formation.session != outcome.session:
-            gathered = Gathered(outcome, agent.generation, agent.small)
+            gathered = Gathered(outcome, agent.generation, agent.role.small)
         return AgentState(
             gathered=gathered,
             round=agent.memory.round,
             round_wanted=agent.memory.round_wanted,
             round_over=agent.round_over,
-            ending=agent.memory.ending,
+            ending=agent.job_end is JobEnd.ANNOUNCED,
             hold=agent.hold,
             lost=lost,
             ended=agent.ended,

@@ -107,6 +107,11 @@ class ElasticHost(Host):
         return self.quorum.small
 
     @property
+    def ending(self) -> bool:
+        """Whether an agent of its session has ended the job for all."""
+        return self.quorum.ending
+
+    @property
     def hold(self) -> Hold:
         """How firmly this agent knows that its session is the only one."""
         if not self.running or self.quorum.ending:

@@ -97,6 +97,11 @@ class AgentMember(Joiner):
         """Whether its session has not had its quorum, as its host has said."""
         return self._members is not None and not self._members.quorum
 
+    @property
+    def ending(self) -> bool:
+        """Whether an agent of its session has ended the job for all, as its host has said."""
+        return self.outcome is not None and self._members is not None and self._members.ending
+
     def check(self, now: float) -> None:
         """Check whether the agent is still bound. Every event does this first."""
         self._checked_at = now

@@ -64,8 +64,6 @@ class Memory:
     """The last round of the present session that it is in."""
     round_wanted: bool = False
     """Whether another round has to follow that one."""
-    ending: bool = False
-    """Whether an agent has ended the job for all."""
     best_status: frames.Status | None = None
     """The status of the present gathering when most agents were there. Deadlines pass one after another, and the last
     agent names the others, too."""
@@ -108,7 +106,7 @@ class Memory:
     def learn(self, members: frames.Members) -> None:
         """Take note of the agents in the session that has formed."""
         self._raise(members)
-        self.companions, self.ending = members.present, members.ending
+        self.companions = members.present
 
     def _raise(self, members: frames.Members) -> None:
         self.generation = max(self.generation, members.generation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from mingle.elastic.agent import ElasticCandidacy
+from mingle.elastic.agent import ElasticCandidacy, JobEnd
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.member import AgentMember
 from mingle.protocol.effects import Hangup
@@ -185,3 +185,25 @@ def test_store_answers_of_an_earlier_session_are_ignored() -> None:
     rest.agent.handle(StoreUnreachable(old_session, 1, "no answer"), now)
     assert not rest.agent.closed
     assert rest.outcome is None
+
+
+@pytest.mark.parametrize("end", list(JobEnd))
+def test_the_end_of_the_job_decides_whether_another_session_follows_a_lost_one(end: JobEnd) -> None:
+    gathering = AgentGathering(5, (1, 3))
+    agents = gathering.everybody(3)
+    gathering.run_until_together(agents, 12.0)
+    host = gathering.host_of(agents)
+    rest, other = (each for each in agents if each is not host)
+    if end is JobEnd.DONE:
+        rest.agent.stop_electing(gathering.world.now)
+    elif end is JobEnd.ANNOUNCED:
+        other.close()
+    elif end is JobEnd.REACHED:
+        host.close()
+    gathering.world.run(0.5)
+    assert rest.agent.job_end is end
+    host.kill()
+    gathering.world.run(0.5)
+    assert rest.agent.closed is (end is not JobEnd.OPEN)
+    rest.agent.gather(gathering.world.now)
+    assert rest.agent.closed is (end > JobEnd.DONE), "only an agent whose workers are done can be asked to look again"

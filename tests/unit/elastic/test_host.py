@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
+from mingle.elastic.agent import JobEnd
 from mingle.elastic.host import LOOK_AROUND_SECONDS, QUESTIONS, STORE_GONE_SECONDS, ElasticHost
 from mingle.elastic.leases import ANSWER_SECONDS, LEASE_SECONDS, Hold
 from mingle.protocol.effects import Dial, Reset, Write
@@ -153,7 +154,7 @@ def test_after_the_end_of_a_job_no_agent_looks_for_another_session(gathering: Ag
     process, _, others = started(gathering)
     others[0].close()
     gathering.world.run(0.5)
-    assert all(each.agent.memory.ending for each in (process, *others[1:]))
+    assert all(each.agent.job_end is JobEnd.ANNOUNCED for each in (process, *others[1:]))
     process.kill()
     gathering.world.run(20.0)
     for each in others[1:]:
@@ -183,7 +184,7 @@ def test_an_agent_that_got_no_round_is_lost_and_ends_no_job(gathering: AgentGath
     leaves._event(lambda: leaves.agent.close("ended by RendezvousTimeoutError", failed=True))
     leaves.alive = False
     assert gathering.world.run(60.0, until=lambda: gathering.in_one_round(stay))
-    assert not any(each.agent.memory.ending or each.agent.ended for each in stay)
+    assert not any(each.agent.job_end is JobEnd.ANNOUNCED or each.agent.ended for each in stay)
     assert (process.hosted is host) is (who == "member")
 
 
