@@ -17,11 +17,11 @@ from mingle.elastic.memory import Memory, SessionEnd
 from mingle.elastic.quorum import LEFT_OUT_REMEMBERED
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.effects import Notice
-from mingle.protocol.events import Source
+from mingle.protocol.events import Source, StoreProved
 from mingle.protocol.explain.observations import Diagnostics, Situation
 from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.member import HOST_SEEN_SECONDS, LEFT_OUT_SECONDS, Joiner, Joining
-from mingle.protocol.participant import AwaitingGo, AwaitingSeal, Participant, ProvingStore
+from mingle.protocol.participant import AwaitingGo, AwaitingSeal, ProvingStore
 from mingle.protocol.sessions import KnownSession
 from mingle.protocol.sightings import Sightings
 from mingle.wire import frames
@@ -232,10 +232,12 @@ class AgentMember(Joiner):
         self._checked_at = now  # until GO no event calls `check`
         return super()._may_confirm(session, now) and not self._memory.binding.elsewhere(session.name, now)
 
-    def _acknowledge(self, part: Participant, sealed: frames.Sealed) -> None:
-        if self._members is not None:
-            self._memory.acknowledge(sealed.session, self._members)
-        super()._acknowledge(part, sealed)
+    def store_proved(self, event: StoreProved) -> bool:
+        """Vote for GO: from now on the host may decide it, even if this agent never hears of it."""
+        voted = super().store_proved(event)
+        if voted and self._members is not None:
+            self._memory.acknowledge(event.session, self._members)
+        return voted
 
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
         super()._go(session, sealed)

@@ -18,6 +18,7 @@ from mingle.errors import MingleError
 from mingle.protocol.events import Accepted, Inspected, Source, StoreProved, StoreUnreachable
 from mingle.protocol.explain import errors
 from mingle.protocol.explain.observations import Diagnostics, Situation, note
+from mingle.protocol.links.host_link import HostLink
 from mingle.protocol.links.prover import Prover
 from mingle.protocol.links.responder import Responder
 from mingle.protocol.machine import Context, Endpoints, Formation, Identity, scoped
@@ -31,8 +32,6 @@ from mingle.text import endpoint_text
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Seek
 
-SUSPECT_SECONDS = 2.0
-"""The time in which the host must answer once there is a sign that it has gone: another one offers itself, say."""
 HOST_SEEN_SECONDS = 1.0
 """The least time between two reports of the same other host to the own one."""
 LEFT_OUT_SECONDS = 30.0
@@ -44,36 +43,6 @@ STATUS_BEFORE_DEADLINE_SECONDS = 1.0
 
 
 # --- states --------------------------------------------------------------------------------------------------------
-
-
-class Suspicion(Struct, frozen=True):
-    """The host was asked for a sign of life: its process can be stopped, or its machine gone without a word."""
-
-    since: float
-    until: float
-    """The time by which something must have come."""
-    why: str
-
-
-class HostLink(Struct):
-    """The connection to the host, which has proved its session."""
-
-    session: KnownSession
-    status_asked: bool = False
-    """Whether the status was asked for that the error at the deadline needs."""
-    _suspicion: Suspicion | None = None
-
-    @property
-    def suspicion(self) -> Suspicion | None:
-        """The last suspicion, if nothing has come since."""
-        suspicion = self._suspicion
-        return None if suspicion is None or self.session.heard_at > suspicion.since else suspicion
-
-    def suspect(self, now: float, seconds: float, why: str) -> None:
-        """Ask the host for a sign of life."""
-        if self.suspicion is None:
-            self._suspicion = Suspicion(now, now + seconds, why)
-            self.session.send(frames.Ping())
 
 
 class WayBack(Struct, frozen=True):
@@ -256,11 +225,6 @@ class Joiner:
         return self.state.way_back.session if isinstance(self.state, Away) else None
 
     @property
-    def _seated(self) -> bool:
-        """Whether this member has a seat, and is connected to its host."""
-        return self.part is not None or (self.membership is not None and self.session is not None)
-
-    @property
     def _may_form(self) -> bool:
         """Whether the host may decide GO with this member, or has, as long as they are connected."""
         return self.membership is not None or (self.part is not None and self.part.is_bound)
@@ -280,7 +244,9 @@ class Joiner:
         if self.membership is not None:
             times.append(self.membership.next_timer())
         else:
-            times += [self.search.next_timer(), self._suspicion_timer()]
+            times.append(self.search.next_timer())
+            if state.link is not None:
+                times.append(state.link.next_timer(bound=self._may_form))
             if isinstance(state, Participating):
                 times.append(state.part.next_timer())
                 if not state.link.status_asked:
@@ -313,30 +279,22 @@ class Joiner:
         """Handle a valid datagram, or an object in a folder."""
         if self.finished:
             return
-        session = self.search.heard(message, source, now, seated=self._seated)
+        session = self.search.heard(message, source, now, seated=self.part is not None)
         if session is None:
             return
         link = self.state.link
         if link is not None and session is link.session:
-            self._offered_by_host(link, session, now)
+            link.offered(now)
         elif link is not None and session.race is None and session.offer.takes_members:
             self._another_offers(link, session, now)
         else:
             self.search.offered(session, now)
 
-    def _offered_by_host(self, link: HostLink, session: KnownSession, now: float) -> None:
-        if session.race is None:
-            return
-        if session.race.address not in session.offer.addresses:
-            # The host has ended the connection by now; that goes unseen where its address has gone, and TCP would wait.
-            link.suspect(now, SUSPECT_SECONDS, "silent, and it no longer offers the address in use")
-        session.race.add(session.targets)
-
     def _another_offers(self, link: HostLink, other: KnownSession, now: float) -> None:
         """Handle the OFFER of another host that takes members: the own one may have gone, or may not hear it."""
         if not self._may_form:
-            link.suspect(now, SUSPECT_SECONDS, "silent while another host offered itself")
-        if self._seated and self.identity.rank is None and now >= other.report_at:
+            link.suspect("silent while another host offered itself", now)
+        if self.part is not None and self.identity.rank is None and now >= other.report_at:
             other.report_at = now + HOST_SEEN_SECONDS
             link.session.send(frames.HostSeen(offer=other.offer))
 
@@ -368,7 +326,7 @@ class Joiner:
 
     def join(self, session: KnownSession, now: float) -> None:
         """Ask the host of a session that has proved itself for a seat."""
-        self._change(PROVED, Joining(HostLink(session), self.state.way_back))
+        self._change(PROVED, Joining(HostLink(session, self.host_silence), self.state.way_back))
         if session.name != self._status_of:
             self.status = None
         session.send(self._application(session, now))
@@ -437,20 +395,16 @@ class Joiner:
     def _may_confirm(self, session: KnownSession, now: float) -> bool:
         return not self.sightings.may_run(session)
 
-    def store_proved(self, event: StoreProved) -> None:
-        """Vote for GO: the store was reached."""
-        if self.part is not None and (sealed := self.part.proves_store(event.session, event.epoch)) is not None:
-            self._acknowledge(self.part, sealed)
-
-    def _acknowledge(self, part: Participant, sealed: frames.Sealed) -> None:
-        part.store_proved(sealed)
+    def store_proved(self, event: StoreProved) -> bool:
+        """Vote for GO if the store of the seal was reached; return whether it was that one."""
+        return self.part is not None and self.part.store_proved(event)
 
     def store_unreachable(self, event: StoreUnreachable, now: float) -> None:
         """Take note that the store was not reached; it is tried again."""
-        if self.part is not None and (sealed := self.part.proves_store(event.session, event.epoch)) is not None:
+        sealed = None if self.part is None else self.part.store_unreachable(event, now)
+        if sealed is not None:
             store = endpoint_text(sealed.store_address, sealed.store_port)
             note(self.diagnostics.store_failures, store, event.reason)
-            self.part.store_unreachable(sealed, now)
 
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
         # The member can have come back over another path than the one that was sealed.
@@ -587,25 +541,6 @@ class Joiner:
 
     # --- time ------------------------------------------------------------------------------------------------------
 
-    def _suspicion_timer(self) -> float | None:
-        """Return when the host must have been heard."""
-        link, silence = self.state.link, self.host_silence
-        if link is None:
-            return None
-        if link.suspicion is not None:
-            return link.suspicion.until
-        return link.session.heard_at + silence / 2 if silence is not None and self._may_form else None
-
-    def _watch_host(self, now: float) -> None:
-        """Ask a host that is silent before GO, and leave one that does not answer."""
-        link, due, silence = self.state.link, self._suspicion_timer(), self.host_silence
-        if link is None or due is None or now < due:
-            return
-        if link.suspicion is not None:
-            self.drop_host(link.suspicion.why, now)
-        elif silence is not None:
-            link.suspect(now, silence / 2, f"it was silent for {silence:.0f} s")
-
     def handle_timer(self, now: float) -> None:
         """Do everything that is due."""
         if self.failure is not None:
@@ -624,7 +559,9 @@ class Joiner:
         """Do everything that is due until the job has formed."""
         self.failure = self.sightings.verdict(now)
         self.after_connection(now)
-        self._watch_host(now)
+        link = self.state.link
+        if link is not None and (why := link.check(now, bound=self._may_form)):
+            self.drop_host(why, now)
         self.search.handle_timer(now)
         if isinstance(self.state, Participating):
             self.state.part.handle_timer(now)
@@ -637,8 +574,8 @@ class Joiner:
 
     def ask_status(self) -> None:
         """Ask the host for the job's status."""
-        if self._seated and self.session is not None:
-            self.session.send(frames.Ask(what="status"))
+        if self.part is not None:
+            self.part.session.send(frames.Ask(what="status"))
 
     def give_up(self, known: MingleError | None, error: MingleError) -> None:
         """End at the deadline, with the error of what is known of other sessions, or else this one."""

@@ -17,6 +17,7 @@ from typing import ClassVar, TypeAlias
 from msgspec import Struct, structs
 
 from mingle.protocol.effects import Effect, ProveStore
+from mingle.protocol.events import StoreProved, StoreUnreachable
 from mingle.protocol.links.prover import Prover
 from mingle.protocol.sessions import KnownSession
 from mingle.protocol.states import Transitions, transition
@@ -215,23 +216,30 @@ class Participant:
         address = self.session.scoped(sealed.store_address)
         self._effects.append(ProveStore(sealed.epoch, address, sealed.store_port, sealed.session, sealed.store_token))
 
-    def proves_store(self, session: bytes, epoch: int) -> frames.Sealed | None:
-        """Return the seal whose store is to be proved, if it is the one of this session and epoch."""
-        if not isinstance(self.state, ProvingStore):
-            return None
-        sealed = self.state.sealed
-        return sealed if (sealed.session, sealed.epoch) == (session, epoch) else None
+    def _seal_of(self, event: StoreProved | StoreUnreachable) -> frames.Sealed | None:
+        """Return the seal whose store is to be proved, if the event is about that one."""
+        sealed = self.state.sealed if isinstance(self.state, ProvingStore) else None
+        return None if sealed is None or (sealed.session, sealed.epoch) != (event.session, event.epoch) else sealed
 
-    def store_proved(self, sealed: frames.Sealed) -> None:
-        """Vote with ACK: the store was reached and holds the session's token."""
+    def store_proved(self, event: StoreProved) -> bool:
+        """Vote with ACK if the store of the seal was reached and holds the session's token; return whether it did."""
+        if (sealed := self._seal_of(event)) is None:
+            return False
         self._change("the store is proved: ACK", AwaitingGo(sealed))
         self.session.acknowledged = sealed
         self.session.send(frames.Ack(session=sealed.session, epoch=sealed.epoch))
+        return True
 
-    def store_unreachable(self, sealed: frames.Sealed, now: float) -> None:
-        """Try again soon; what keeps the store out of reach can have broken other paths to the host as well."""
-        self._change("the store is not reached", ProvingStore(sealed, failed=True, retry_at=now + STORE_RETRY_SECONDS))
-        self.session.paths_stale = True
+    def store_unreachable(self, event: StoreUnreachable, now: float) -> frames.Sealed | None:
+        """Try again soon; return the seal if its store was not reached.
+
+        What keeps the store out of reach can have broken other paths to the host as well.
+        """
+        if (sealed := self._seal_of(event)) is not None:
+            retry_at = now + STORE_RETRY_SECONDS
+            self._change("the store is not reached", ProvingStore(sealed, failed=True, retry_at=retry_at))
+            self.session.paths_stale = True
+        return sealed
 
     # --- time ------------------------------------------------------------------------------------------------------
 

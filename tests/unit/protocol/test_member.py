@@ -25,9 +25,10 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
+from mingle.protocol.links.host_link import SUSPECT_SECONDS
 from mingle.protocol.links.race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.machine import Context, Endpoints
-from mingle.protocol.member import HOST_SEEN_SECONDS, SUSPECT_SECONDS, Attached, Away, Searching
+from mingle.protocol.member import HOST_SEEN_SECONDS, Attached, Away, Searching
 from mingle.protocol.membership import RETURN_SECONDS, Membership
 from mingle.protocol.node import Node
 from mingle.protocol.participant import (

@@ -27,9 +27,10 @@ from mingle.protocol.events import (
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.observations import NetworkFacts
 from mingle.protocol.links.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.links.host_link import SUSPECT_SECONDS
 from mingle.protocol.links.prover import greeting
 from mingle.protocol.machine import Endpoints
-from mingle.protocol.member import SUSPECT_SECONDS, Attached, Joining, Searching
+from mingle.protocol.member import Attached, Joining, Searching
 from mingle.protocol.membership import READY_HEARD_SECONDS
 from mingle.protocol.pacing import SEEK_INTERVAL_MAX_SECONDS
 from mingle.protocol.participant import STORE_RETRY_SECONDS, AwaitingConfirm, AwaitingSeal, ProvingStore, TryingPaths

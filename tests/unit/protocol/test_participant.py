@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from mingle.protocol.effects import Dial, Hangup, ProveStore
-from mingle.protocol.events import Disconnected
+from mingle.protocol.events import Disconnected, StoreProved, StoreUnreachable
 from mingle.protocol.links.prover import REFUSED_SECONDS, Prover
 from mingle.protocol.links.race import FAILURE_SECONDS
 from mingle.protocol.participant import (
@@ -28,6 +28,7 @@ LINK_LOCAL = "fe80::1"
 TARGET = frames.Target(member=b"T" * 16, address="10.0.0.3", port=4003)
 VOID = frames.Void(session=SESSION, epoch=1, reason="test")
 GO = frames.Go(session=SESSION, epoch=1)
+UNREACHABLE = StoreUnreachable(SESSION, 1, "refused")
 
 
 def asks(epoch: int = 1, *targets: frames.Target, network: str | None = None) -> frames.Confirm:
@@ -77,9 +78,7 @@ class Member:
         self.proved.effects.clear()
 
     def prove_store(self) -> None:
-        proves = self.part.proves_store(SESSION, 1)
-        assert proves is not None
-        self.part.store_proved(proves)
+        assert self.part.store_proved(StoreProved(SESSION, 1))
 
     def stores(self) -> list[ProveStore]:
         """The stores that are to be proved now."""
@@ -246,7 +245,7 @@ def test_paths_that_can_be_broken_are_proved_again_once() -> None:
 
 def test_store_that_was_not_reached_puts_the_paths_in_doubt() -> None:
     member = with_failed_path(ProvingStore)
-    member.part.store_unreachable(sealed(), 1.0)
+    member.part.store_unreachable(UNREACHABLE, 1.0)
     member.hear(VOID, asks(2), now=1.1)
     assert member.dialed() == [SECOND]
 
@@ -269,7 +268,7 @@ def test_store_that_is_not_reached_is_tried_again_once_after_a_moment() -> None:
     assert member.part.is_proving
     member.part.handle_timer(2.0)
     assert not member.stores()
-    member.part.store_unreachable(sealed(), 3.0)
+    member.part.store_unreachable(UNREACHABLE, 3.0)
     due = member.part.next_timer()
     assert due == 3.0 + STORE_RETRY_SECONDS
     member.part.handle_timer(due - 0.1)
@@ -291,7 +290,7 @@ def test_store_is_tried_again_by_a_member_that_had_targets() -> None:
         member.part.handle_timer(due)
     member.confirm()
     member.hear(sealed())
-    member.part.store_unreachable(sealed(), 99.0)
+    member.part.store_unreachable(UNREACHABLE, 99.0)
     assert member.part.next_timer() == 99.0 + STORE_RETRY_SECONDS
 
 
@@ -309,7 +308,12 @@ def test_only_the_store_of_the_present_seal_is_acknowledged(
 ) -> None:
     member = Member()
     member.reach(state)
-    assert member.part.proves_store(session, epoch) == (sealed() if counts else None)
+    assert member.part.store_unreachable(StoreUnreachable(session, epoch, "refused"), 1.0) == (
+        sealed() if counts else None
+    )
+    member = Member()
+    member.reach(state)
+    assert member.part.store_proved(StoreProved(session, epoch)) is counts
 
 
 # --- SEALED and GO ----------------------------------------------------------------------------------------------------
