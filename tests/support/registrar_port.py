@@ -32,8 +32,8 @@ class RecordingPort:
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         self.calls.append(("prove_mesh", epoch, proof))
 
-    def no_network(self, end: NothingShared | MeshBroken | GiveWay) -> None:
-        self.calls.append(("no_network", end))
+    def end_without_network(self, end: NothingShared | MeshBroken | GiveWay) -> None:
+        self.calls.append(("end_without_network", end))
 
     def notice(self, text: str, *, warns: bool = True) -> None:
         self.calls.append(("notice", text))

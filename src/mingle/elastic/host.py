@@ -68,8 +68,8 @@ class ElasticHost(Host):
         self._ping_at = self._look_at = self._lease_ends_at = float("inf")
         self._clocks_warned = False
         self.rounds = Rounds(self.quorum, memory, self._say_of_round)
-        self._doubts = ""
-        """What was last found doubtful in the members."""
+        self._shared_machines = ""
+        """Which members ran on one machine, as was last found."""
         self._pinged_at = float("-inf")
         self._rounds_asked: dict[int, dict[int, float]] = {}
         """When each question about a round came that is not answered: by the connection, and the question's number."""
@@ -298,9 +298,9 @@ class ElasticHost(Host):
         for conn in self.registrar.seats.connections():
             self._callers.send(conn, members)
         self._compare_clocks()
-        if (doubts := self.quorum.doubts()) and doubts != self._doubts:
-            self._effects.append(Notice(reports.shared_machine(self.identity, doubts)))
-        self._doubts = doubts
+        if (shared := self.quorum.shared_machines()) and shared != self._shared_machines:
+            self._effects.append(Notice(reports.shared_machine(self.identity, shared)))
+        self._shared_machines = shared
 
     def _compare_clocks(self) -> None:
         """Warn, once in a session, of clocks that are too far apart to order the sessions of the job."""

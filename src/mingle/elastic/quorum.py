@@ -375,7 +375,7 @@ class Quorum(Admission):
         """Take note that a member's workers are done or have failed for good, which ends the job."""
         self.ending = True
 
-    def doubts(self) -> str:
+    def shared_machines(self) -> str:
         """Return which members are agents of one machine, as text for people; empty: none."""
         applicants = [seat.applicant for seat in self.seats.members()]
         machines: dict[object, list[frames.ProcessInfo]] = {}

@@ -31,10 +31,10 @@ def small(identity: Identity, policy: Policy, joined: int) -> str:
     )
 
 
-def shared_machine(identity: Identity, doubts: str) -> str:
+def shared_machine(identity: Identity, shared: str) -> str:
     """Return the warning that several agents of one machine are nodes of a job."""
     return (
-        f"job {identity.job!r}: {doubts}, and each counts as a node. Start one on each machine (under srun: "
+        f"job {identity.job!r}: {shared}, and each counts as a node. Start one on each machine (under srun: "
         "--ntasks-per-node=1), unless they are meant to share it"
     )
 

@@ -194,7 +194,7 @@ class Rounds:
 
     def _begin(self, waiting: list[Seated], now: float) -> None:
         seats = sorted(waiting, key=self.seniority)
-        found = doubts(seats)
+        missing = missing_node_ranks(seats)
         self.number += 1
         self.participants = {seat.member for seat in seats}
         self._size, self._done, self.over = len(seats), set(), False
@@ -202,10 +202,10 @@ class Rounds:
         self._began_at = now
         self._waiting.clear()
         for rank, seat in enumerate(seats):
-            self._send(seat.member, frames.Begin(number=self.number, rank=rank, size=len(seats), doubts=found))
+            self._send(seat.member, frames.Begin(number=self.number, rank=rank, size=len(seats), doubts=missing))
 
 
-def doubts(seats: Iterable[Seated]) -> str:
+def missing_node_ranks(seats: Iterable[Seated]) -> str:
     """Return a warning if only some agents of a round ask for a node rank; empty otherwise.
 
     Two agents of a round never ask for the same one: the host of the session accepts each node rank once.

@@ -343,7 +343,7 @@ class Host:
             now=now,
         )
 
-    def no_network(self, end: NothingShared | MeshBroken | GiveWay) -> None:
+    def end_without_network(self, end: NothingShared | MeshBroken | GiveWay) -> None:
         """Fail, with the same error on all ranks; or close, since others can form the job without this host."""
         if isinstance(end, GiveWay):
             self.gave_way = end.left_out.refusal(self.identity.who)

@@ -11,7 +11,7 @@ import pytest
 from mingle.config.order import order_key
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes, Policy, Quorum
-from mingle.elastic.rounds import COMPANIONS_SECONDS, STOP_SECONDS, Rounds, doubts
+from mingle.elastic.rounds import COMPANIONS_SECONDS, STOP_SECONDS, Rounds, missing_node_ranks
 from mingle.protocol.session.seats import Seated
 from mingle.wire import frames
 
@@ -578,7 +578,7 @@ def test_a_newcomer_comes_after_those_that_are_there_whatever_their_order() -> N
     ],
 )
 def test_doubtful_node_ranks_are_named_to_all(orders: list[bytes], expected: str) -> None:
-    assert doubts(seat(letter, order) for letter, order in zip("ABC", orders, strict=False)) == expected
+    assert missing_node_ranks(seat(letter, order) for letter, order in zip("ABC", orders, strict=False)) == expected
     session = Session((len(orders), len(orders)))
     for letter, order in zip("ABC", orders, strict=False):
         session.seat(letter, order)

@@ -135,7 +135,7 @@ def test_nodes_of_a_broken_pair_look_at_themselves_with_the_last_proof() -> None
     registrar.confirmed(1, first, 2.0)
     registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=2, paths=paths(2, (1,)), blocked=found), 2.0)
     registrar.confirm_itself(2)
-    ((_, broken),) = of(registrar.port.calls, "no_network")
+    ((_, broken),) = of(registrar.port.calls, "end_without_network")
     proof = broken.proof
     assert "finds in its own firewall, rule `tcp drop`" in mesh_report.cause_of(proof)[0]
 
@@ -147,7 +147,7 @@ def test_first_network_is_proved_once_more_before_the_session_ends() -> None:
     assert registrar.asked()[2:] == [(FIRST, mesh_proof.AGAIN_SECONDS)]
     registrar.confirm({1: [2]})
     assert isinstance(registrar.state, NoNetwork)
-    ((_, broken),) = of(registrar.port.calls, "no_network")
+    ((_, broken),) = of(registrar.port.calls, "end_without_network")
     proof = broken.proof
     assert (proof.network, proof.others, list(proof.failures)) == (FIRST, (SECOND,), [(1, 2)])
 
@@ -196,7 +196,7 @@ class Silent(Opened):
     @property
     def failed(self) -> list[tuple[int, int]]:
         """The pairs of the error with which the session has ended."""
-        ((_, broken),) = of(self.port.calls, "no_network")
+        ((_, broken),) = of(self.port.calls, "end_without_network")
         proof = broken.proof
         return list(proof.failures)
 
@@ -252,7 +252,7 @@ def test_process_that_was_stopped_is_not_named_beside_a_broken_path() -> None:
         registrar.say(0, 2)
         registrar.say(1, 0, how="no answer")
         registrar.say(2)
-    ((_, broken),) = of(registrar.port.calls, "no_network")
+    ((_, broken),) = of(registrar.port.calls, "end_without_network")
     proof = broken.proof
     assert list(proof.failures) == [(1, 0)]
     assert list(proof.unanswered) == [(0, 2)]

@@ -488,7 +488,7 @@ def test_paths_that_failed_for_a_moment_end_no_job() -> None:
     registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=2, paths=(path(),)), 3.0)
     calls = registrar.port.take()
     assert of(calls, "open_store") == [("open_store", 2, "10.0.0.1")]
-    assert not of(calls, "no_network")
+    assert not of(calls, "end_without_network")
 
 
 def test_each_time_members_share_no_address_they_are_asked_again() -> None:
@@ -502,7 +502,7 @@ def test_each_time_members_share_no_address_they_are_asked_again() -> None:
     registrar.port.take()
     registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=3, paths=()), 4.0)
     registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=3, paths=()), 4.0)
-    assert not of(registrar.port.take(), "no_network")
+    assert not of(registrar.port.take(), "end_without_network")
 
 
 def test_members_without_a_common_network_are_asked_again_while_addresses_come() -> None:
@@ -544,7 +544,7 @@ def test_members_without_a_common_network_are_not_asked_for_ever() -> None:
         now = due
         registrar.handle_timer(now)
     assert 1.9 + READDRESSED_SECONDS <= now <= 1.9 + READDRESSED_SECONDS + CONFIRM_AGAIN_SECONDS
-    ((_, nothing),) = of(registrar.port.take(), "no_network")
+    ((_, nothing),) = of(registrar.port.take(), "end_without_network")
     assert nothing.matrix.splitlines()[1:] == [
         "  rank 1 on host h1 (10.0.0.2), pid 11: 10.0.0.1 through eth0",
         "  rank 2 on host h2 (10.0.0.3), pid 12: not 10.0.0.1",

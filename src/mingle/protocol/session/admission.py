@@ -163,8 +163,8 @@ class Admission:
     def ended_by_member(self) -> None:
         """Take note that a member of the running session has said good-bye."""
 
-    def doubts(self) -> str:
-        """Return what is doubtful in the members, as text for people; empty if nothing."""
+    def shared_machines(self) -> str:
+        """Return which members run on one machine that should not, as text for people; empty: none."""
         return ""
 
     def lacks(self) -> str:

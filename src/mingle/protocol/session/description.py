@@ -139,8 +139,8 @@ class Description:
         if self._members[0] != version:  # callers can ask often
             members = whos(registrar.seats.members(), state.places)
             ranks = tuple(sorted(who.rank for who in members if who.rank is not None))[:4096]
-            doubts = registrar.admission.doubts()
-            roster = f"{described(members)}; {doubts}" if doubts else described(members)
+            shared = registrar.admission.shared_machines()
+            roster = f"{described(members)}; {shared}" if shared else described(members)
             self._members = version, ranks, roster[: frames.MAX_TEXT_CHARACTERS]
         return frames.Running(
             state="running" if isinstance(state, Committed) else "sealed" if state.sealed else "open",

@@ -84,7 +84,7 @@ class RegistrarPort(Protocol):
     def prove_mesh(self, epoch: int, proof: Proof, now: float) -> None:
         """Open connections to the host's own targets, and call the registrar's ``confirmed`` for it."""
 
-    def no_network(self, end: NothingShared | MeshBroken | GiveWay) -> None:
+    def end_without_network(self, end: NothingShared | MeshBroken | GiveWay) -> None:
         """Fail, or close for those that can form the job without this host."""
 
     def notice(self, text: str, *, warns: bool = True) -> None:
@@ -452,12 +452,12 @@ class Registrar:
         if self.may_go(self.state):
             if not self.admission.can_go(now):
                 self._void("not all have acknowledged in time", "the acknowledgements came too late", now)
-            elif not self._doubts(self.state, now):
+            elif not self._asks_again(self.state, now):
                 self._go(self.state, now)
         if isinstance(self.state, Committed):
             self._latecomers.advance(self.state, now)
 
-    def _doubts(self, state: Acknowledging, now: float) -> bool:
+    def _asks_again(self, state: Acknowledging, now: float) -> bool:
         """Ask members again that can have left this session since they acknowledged; return whether there are any.
 
         A member whose connection broke stays with the session for a while. This host can have been stopped for longer,
@@ -539,7 +539,7 @@ class Registrar:
                 self._leave_out(left_out, now)
             case NothingShared() | MeshBroken() | GiveWay() as end:
                 self.state = transition(TRANSITIONS, state, "no network is left", NoNetwork(epoch=state.epoch))
-                self._port.no_network(end)
+                self._port.end_without_network(end)
         return None
 
     def _note_unproved(self, proof: Proof) -> None:
