@@ -196,10 +196,10 @@ class Joiner:
     def _change(self, why: str, state: State) -> None:
         before = self.part
         self.state = transition(TRANSITIONS, self.state, why, state)
-        ended = before is not None and self.part is not before
-        if before is not None and ended:
-            before.end()
-        if ended or self.session is None:
+        ended = before if self.part is not before else None
+        if ended is not None:
+            ended.end()
+        if ended is not None or self.session is None:
             self._responder.callers.hang_up_all()
 
     # --- what the node reads -------------------------------------------------------------------------------------
