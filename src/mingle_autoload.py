@@ -19,8 +19,10 @@ def register() -> None:
     """Register the scheme with torch's rendezvous, unless that is missing or has it already."""
     try:
         rendezvous = sys.modules.get("torch.distributed.rendezvous")  # absent from a torch built without distributed
-        if rendezvous is not None and SCHEME not in rendezvous._rendezvous_handlers:
+        if rendezvous is not None:
             rendezvous.register_rendezvous_handler(SCHEME, handler)
+    except RuntimeError:  # torch has the scheme already
+        return
     except Exception:  # whatever happens here must not end `import torch`; `import mingle` registers as well
         logging.getLogger(SCHEME).debug("%s:// could not be registered with torch", SCHEME, exc_info=True)
 

@@ -40,16 +40,16 @@ def torchrun(arguments: Sequence[str]) -> None:
 
 def _report_rounds() -> None:
     """Let the test see which rounds torchrun gets, and of which session."""
-    from mingle.elastic.handler import AgentHandler
+    from mingle.elastic.handler import MingleRendezvousHandler
 
-    genuine = AgentHandler.next_rendezvous
+    genuine = MingleRendezvousHandler.next_rendezvous
 
-    def next_rendezvous(handler: AgentHandler) -> Any:
+    def next_rendezvous(handler: MingleRendezvousHandler) -> Any:
         joined = genuine(handler)
         report("round", session=os.environ["MINGLE_GENERATION"], size=joined.world_size)
         return joined
 
-    AgentHandler.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
+    MingleRendezvousHandler.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
 
 
 class Job:

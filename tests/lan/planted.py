@@ -15,7 +15,7 @@ from mingle.elastic import leases
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS, Binding, Hold, Leases
-from mingle.elastic.member import AgentMember
+from mingle.elastic.member import ElasticMember
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes, Policy, Quorum
 from mingle.elastic.rounds import Rounds
@@ -363,7 +363,7 @@ SLEEPING_CLOCK = (
     Rule(AgentProcess, "when", lambda _, process, due: (due + process.asleep) / process.rate),
 )
 CONFIRM_WHILE_BOUND = Rule(Binding, "elsewhere", always(False))
-TAKE_A_RESET_FOR_AN_END = Rule(AgentMember, "is_freed_by", always(True))
+TAKE_A_RESET_FOR_AN_END = Rule(ElasticMember, "is_freed_by", always(True))
 DATE_THE_BINDING_BEFORE = Act(Binding, "renew", for_three_seconds_less)
 COUNT_WHO_HAS_A_SEAT = Rule(Leases, "until", whoever_has_a_seat)
 HANG_UP_ON_WHO_COUNTS = (
@@ -485,7 +485,7 @@ AGENTS = [
 
 
 def without_a_question(right: Hold, agent: Agent) -> Hold:
-    return Hold(right.until, float("inf")) if isinstance(agent.role, AgentMember) else right
+    return Hold(right.until, float("inf")) if isinstance(agent.role, ElasticMember) else right
 
 
 def as_if_asked_now(genuine: Any, host: ElasticHost, caller: Any, frame: frames.AnyFrame, now: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mingle.elastic.host import STORE_GONE_SECONDS, ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS
-from mingle.elastic.member import AgentMember
+from mingle.elastic.member import ElasticMember
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes
 from mingle.errors import ConflictError, DiscoveryTimeoutError
@@ -593,7 +593,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_founds_nothing_before(seed: 
 
 def test_a_spare_that_counted_for_the_founding_would_split_the_job() -> None:
     run = functools.partial(a_spare_on_the_other_side, 0)
-    expect_found("found_with_a_spare", Rule(AgentMember, "is_surplus", always(False)), run=run)
+    expect_found("found_with_a_spare", Rule(ElasticMember, "is_surplus", always(False)), run=run)
 
 
 @pytest.mark.parametrize("end", ["host first", "members at once", "members 0.3 s before", "members 2 s before"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from mingle.config.order import order_of
 from mingle.elastic.gathering import AgentState, Gathered
-from mingle.elastic.handler import AgentHandler
+from mingle.elastic.handler import MingleRendezvousHandler
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Quorum
 from mingle.elastic.rounds import Rounds
@@ -35,7 +35,7 @@ class Place:
     generation: int = 0
     server: StoreServer | None = None
     members: dict[bytes, FixedGathering] = field(default_factory=dict)
-    handlers: list[AgentHandler] = field(default_factory=list)
+    handlers: list[MingleRendezvousHandler] = field(default_factory=list)
     """All that a test has made, to be shut down at its end however it ends."""
     _rounds: Rounds | None = None
     _seated: dict[bytes, FixedGathering] = field(default_factory=dict)

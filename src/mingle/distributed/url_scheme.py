@@ -57,11 +57,9 @@ def _register() -> None:
         from mingle.distributed.rendezvous import FORMED
 
     torch_rendezvous = importlib.import_module(_MODULE)
-    handlers = getattr(torch_rendezvous, "_rendezvous_handlers", {})
     for scheme, handler in ((SCHEME, rendezvous_handler), (FORMED, formed_handler)):
-        if scheme not in handlers:
-            with contextlib.suppress(RuntimeError):  # another thread has registered it in between
-                torch_rendezvous.register_rendezvous_handler(scheme, handler)
+        with contextlib.suppress(RuntimeError):  # it is registered
+            torch_rendezvous.register_rendezvous_handler(scheme, handler)
 
 
 class _Finder:

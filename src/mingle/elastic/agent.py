@@ -1,7 +1,7 @@
 """One agent of an elastic job: a node that looks for the next session when its session ends. A pure machine.
 
 For each session it looks for a host or is elected, like any node without a rank (:mod:`mingle.protocol.node`), with
-roles of its own: :class:`~mingle.elastic.member.AgentMember` and :class:`~mingle.elastic.host.ElasticHost`. It keeps
+roles of its own: :class:`~mingle.elastic.member.ElasticMember` and :class:`~mingle.elastic.host.ElasticHost`. It keeps
 its control port and member id for its whole life.
 
 All times are of CLOCK_BOOTTIME. Each event first checks, by its own time, whether a lease has ended: a process that was
@@ -17,7 +17,7 @@ from typing import TypeGuard
 
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import Hold
-from mingle.elastic.member import AgentMember
+from mingle.elastic.member import ElasticMember
 from mingle.elastic.memory import Memory, SessionEnd
 from mingle.elastic.quorum import Policy
 from mingle.errors import MingleError
@@ -68,7 +68,7 @@ class Agent(Node):
         new_session: makes the id of a session that the agent hosts.
     """
 
-    joiner: AgentMember
+    joiner: ElasticMember
     host: ElasticHost | None
 
     def __init__(
@@ -95,7 +95,7 @@ class Agent(Node):
             now,
             new_session=new_session,
             candidacy=ElasticCandidacy(identity),
-            make_joiner=functools.partial(AgentMember, memory=self.memory),
+            make_joiner=functools.partial(ElasticMember, memory=self.memory),
             make_host=functools.partial(ElasticHost, memory=self.memory),
         )
 
@@ -159,7 +159,7 @@ class Agent(Node):
     # --- what the driver reads -------------------------------------------------------------------------------------
 
     @property
-    def role(self) -> ElasticHost | AgentMember:
+    def role(self) -> ElasticHost | ElasticMember:
         """The part that acts now."""
         return self.joiner if self.host is None else self.host
 

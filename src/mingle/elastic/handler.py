@@ -56,7 +56,7 @@ BROKEN_ROUNDS = 3
 _T = TypeVar("_T")
 
 
-class AgentHandler(RendezvousHandler):
+class MingleRendezvousHandler(RendezvousHandler):
     """One agent's rendezvous. Torchrun calls it from its main thread."""
 
     def __init__(self, wanted: AgentSettings, gathering: Gathering) -> None:

@@ -31,7 +31,7 @@ LATE_SECONDS = 1.0
 """By how much the timer of a running process can be late. One that is later was stopped, or its machine suspended."""
 
 
-class AgentMember(Joiner):
+class ElasticMember(Joiner):
     """The role of an agent in one session, from the search for it to its loss.
 
     Args:

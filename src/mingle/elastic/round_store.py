@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 if TYPE_CHECKING:
-    from mingle.elastic.handler import AgentHandler
+    from mingle.elastic.handler import MingleRendezvousHandler
 
 logger = logging.getLogger("mingle")
 
@@ -40,7 +40,7 @@ class RoundStore(PrefixStore):
     new round a moment later.
     """
 
-    def __init__(self, inner: Store, handler: AgentHandler, *, rank: int, size: int) -> None:
+    def __init__(self, inner: Store, handler: MingleRendezvousHandler, *, rank: int, size: int) -> None:
         """Wrap a store.
 
         Args:

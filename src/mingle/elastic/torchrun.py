@@ -28,7 +28,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     from mingle.distributed.environment import process_environment
     from mingle.elastic import settings as agent_settings
     from mingle.elastic.gathering import Gathering
-    from mingle.elastic.handler import AgentHandler
+    from mingle.elastic.handler import MingleRendezvousHandler
     from mingle.engine import progress
 
     agent_settings.check_host_name(socket.gethostname())
@@ -43,4 +43,4 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
         local_addr=params.local_addr,
         config=params.config,
     )
-    return AgentHandler(wanted, Gathering(wanted.settings, wanted.policy))
+    return MingleRendezvousHandler(wanted, Gathering(wanted.settings, wanted.policy))

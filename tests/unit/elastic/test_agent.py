@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from mingle.elastic.agent import ElasticCandidacy, JobEnd
 from mingle.elastic.host import ElasticHost
-from mingle.elastic.member import AgentMember
+from mingle.elastic.member import ElasticMember
 from mingle.protocol.effects import Hangup
 from mingle.protocol.events import (
     Accepted,
@@ -73,7 +73,7 @@ def test_from_seeking_to_a_session_and_on_to_the_next(monkeypatch: pytest.Monkey
     gathering.world.run(0.1)
     assert not any(each.finished or each.agent.closed for each in agents)
     gathering.run_until_together(agents, 12.0)
-    assert {type(each.agent.role) for each in agents} == {ElasticHost, AgentMember}
+    assert {type(each.agent.role) for each in agents} == {ElasticHost, ElasticMember}
     host = gathering.host_of(agents)
     rest = other if host is one else one
     port, identity = rest.agent.endpoints.port, rest.identity.member
@@ -113,7 +113,7 @@ def test_member_reports_no_session_of_its_own() -> None:
     gathering.world.run(1.0)
     host = gathering.host_of(agents)
     rest = next(each for each in agents if each is not host)
-    assert isinstance(rest.agent.role, AgentMember)
+    assert isinstance(rest.agent.role, ElasticMember)
     rest.agent.effects()
     heard = offer("T", state="sealed")
     for other, reported in ((replace(heard, host=rest.identity.member), False), (heard, True)):

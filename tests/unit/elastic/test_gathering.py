@@ -73,7 +73,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
         monkeypatch.setattr(module, "LEASE_SECONDS", 60.0)
     for module in (leases, member):
         monkeypatch.setattr(module, "BINDING_SECONDS", 61.0)
-    monkeypatch.setattr(member.AgentMember, "host_silence", 61.0)
+    monkeypatch.setattr(member.ElasticMember, "host_silence", 61.0)
     made = Job()
     yield made
     made.close()

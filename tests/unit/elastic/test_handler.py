@@ -25,7 +25,7 @@ from mingle.distributed import gloo
 from mingle.elastic import handler as agent_handler
 from mingle.elastic import round_store, worker_store
 from mingle.elastic import settings as agent_settings
-from mingle.elastic.handler import NEVER, AgentHandler, first_line
+from mingle.elastic.handler import NEVER, MingleRendezvousHandler, first_line
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
 from mingle.protocol.machine import Formation
 from mingle.wire.frames import Begin
@@ -43,7 +43,9 @@ def place() -> Iterator[Place]:
     made.close()
 
 
-def make(place: Place, minimum: int = 2, maximum: int = 2, **given: Any) -> tuple[AgentHandler, FixedGathering]:
+def make(
+    place: Place, minimum: int = 2, maximum: int = 2, **given: Any
+) -> tuple[MingleRendezvousHandler, FixedGathering]:
     """Make one of MIN to MAX agents; a round of fewer than MAX waits a second for the others."""
     wanted = agent_settings.resolve(
         {"MINGLE_PROGRESS": "off"},
@@ -55,7 +57,7 @@ def make(place: Place, minimum: int = 2, maximum: int = 2, **given: Any) -> tupl
         **given,
     )
     gathering = FixedGathering(place, wanted)
-    handler = AgentHandler(wanted, gathering)  # type: ignore[arg-type]
+    handler = MingleRendezvousHandler(wanted, gathering)  # type: ignore[arg-type]
     place.handlers.append(handler)
     return handler, gathering
 
@@ -66,7 +68,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def together(pool: ThreadPoolExecutor, handlers: list[AgentHandler]) -> list[RendezvousInfo]:
+def together(pool: ThreadPoolExecutor, handlers: list[MingleRendezvousHandler]) -> list[RendezvousInfo]:
     futures = [pool.submit(handler.next_rendezvous) for handler in handlers]
     return [future.result(SECONDS) for future in futures]
 
@@ -442,7 +444,7 @@ def test_an_end_on_purpose_while_a_round_forms(place: Place, pool: ThreadPoolExe
 
 def test_too_few_nodes_are_a_timeout_that_says_who_was_there() -> None:
     wanted = agent_settings.resolve({}, run_id="few", endpoint="", minimum=2, maximum=2)
-    handler = AgentHandler(wanted, FixedGathering(Place(), wanted, timeout=True))  # type: ignore[arg-type]
+    handler = MingleRendezvousHandler(wanted, FixedGathering(Place(), wanted, timeout=True))  # type: ignore[arg-type]
     with pytest.raises(RendezvousTimeoutError, match="1 of 2 nodes") as error:
         handler.next_rendezvous()
     assert isinstance(error.value.__context__, DiscoveryTimeoutError)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS
-from mingle.elastic.member import AgentMember
+from mingle.elastic.member import ElasticMember
 from mingle.elastic.memory import Memory, SessionEnd
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
@@ -200,7 +200,7 @@ def alone_with(memory: Memory) -> Alone:
     context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
     endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4002)
     alone = Alone()
-    alone.node = Node(identity, endpoints, context, 0.0, make_joiner=functools.partial(AgentMember, memory=memory))
+    alone.node = Node(identity, endpoints, context, 0.0, make_joiner=functools.partial(ElasticMember, memory=memory))
     return alone
 
 
@@ -214,11 +214,11 @@ def acknowledged(alone: Alone, now: float = 2.0) -> int:
     return conn
 
 
-def formed(alone: Alone, now: float = 2.0) -> tuple[int, AgentMember]:
+def formed(alone: Alone, now: float = 2.0) -> tuple[int, ElasticMember]:
     """Bring the agent to GO; return the connection, and the agent's machine."""
     conn = acknowledged(alone, now)
     alone.hear(conn, now, Go(session=SESSION, epoch=1))
-    assert isinstance(alone.joiner, AgentMember)
+    assert isinstance(alone.joiner, ElasticMember)
     assert alone.joiner.running
     return conn, alone.joiner
 
