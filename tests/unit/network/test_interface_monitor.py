@@ -160,9 +160,9 @@ def test_of_those_that_are_named_the_ones_that_exist_are_followed_and_the_last_i
         machine.found = found
         assert monitor.rescan(3.0) is False
     assert (names(monitor), monitor.lost()) == (["eth1", "eth0"], {"eth1": "has gone", "eth0": "has gone"})
-    machine.found = (LO, renumbered)
-    assert monitor.rescan(4.0) is True
-    assert monitor.usable == (renumbered,)
+    machine.found = (LO, ETH1, renumbered)
+    assert monitor.rescan(4.0) is True, "the same ones are back"
+    assert (names(monitor), monitor.lost()) == (["eth1", "eth0"], {})
 
 
 @pytest.mark.parametrize(
