@@ -117,9 +117,14 @@ class ConfigurationError(MingleError, ValueError):
     """An argument or an environment variable has a value that mingle cannot use."""
 
 
+def lacks_descriptor(error: OSError) -> bool:
+    """Return whether the system refuses a file descriptor to this process."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 def refused(observation: str, error: OSError) -> MingleError:
     """Return the error for a system that refuses to open what mingle needs."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
+    if lacks_descriptor(error):
         return MingleError.explain(f"{observation}: {error.strerror}", cause=NO_DESCRIPTOR, remedy=FREE_DESCRIPTORS)
     return MingleError.explain(
         f"{observation}: {error.strerror or error}",
@@ -138,7 +143,7 @@ def opening(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+        if not lacks_descriptor(error):
             raise
         raise refused(f"{what} can't be opened", error) from error
 

@@ -7,7 +7,6 @@ segments are small, so a network that loses large packets carries them.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hmac
 import queue
 import secrets
@@ -37,6 +36,7 @@ from mingle.check.messages import (
     send,
 )
 from mingle.check.verdicts import Report
+from mingle.errors import lacks_descriptor
 from mingle.protocol.machine import scoped
 
 PULSE_SECONDS = 0.5
@@ -62,11 +62,6 @@ NO_DESCRIPTOR = "descriptors"
 """How a rank is lost that has no file descriptor left."""
 DEPARTURES = ("interrupted", NO_DESCRIPTOR)
 """What a rank can say of its own end."""
-
-
-def is_starved(error: BaseException) -> bool:
-    """Return whether the system refuses a file descriptor to this process."""
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 own_interface = ""
@@ -238,7 +233,7 @@ class Server:
         try:
             return self._socket.accept()[0]
         except OSError as error:
-            if not is_starved(error):
+            if not lacks_descriptor(error):
                 raise
         self.starved.set()
         self._release_spare()

@@ -21,6 +21,7 @@ from mingle.check import control, messages, probes
 from mingle.check.conductor import END_SECONDS, Conductor, Options, evidence_of, report_of
 from mingle.check.messages import Introduction, Question, Reply
 from mingle.check.verdicts import Report
+from mingle.errors import lacks_descriptor
 from mingle.job import Job
 
 _T = TypeVar("_T")
@@ -79,7 +80,7 @@ def take_part(
             how = control.judge_loss(roster, job.rank, 0, how)
         lost = {job.rank if how == "cut" else 0: how}
     except OSError as error:  # the store has answered, and the check's own port does not
-        lost = {job.rank: control.NO_DESCRIPTOR if control.is_starved(error) else "cut"}
+        lost = {job.rank: control.NO_DESCRIPTOR if lacks_descriptor(error) else "cut"}
     finally:
         if conducting:
             conducting.join(2 * END_SECONDS)
@@ -112,7 +113,7 @@ def _call_rank_zero(job: Job, server: control.Server, port: int, token: str, hel
     try:
         return call()
     except OSError as error:
-        if control.is_starved(error):
+        if lacks_descriptor(error):
             server.starved.set()
             if job.rank:  # rank 0's own part sees the event, and goes on with its port
                 server.close()
@@ -135,7 +136,7 @@ def _how_store_was_lost(job: Job) -> str:
     except ConnectionRefusedError:
         return "ended"
     except OSError as error:
-        if control.is_starved(error):
+        if lacks_descriptor(error):
             raise
         return "cut"
     return "silent"  # the kernel accepts connections for a process that is stopped

@@ -115,7 +115,12 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
     in_folders = {
         url: ("", "") if each.problem is None else (each.problem.what, each.problem.fix) for url, each in looked.items()
     }
-    seen = {url: _seen(url, each) for url, each in looked.items()}
+    known: dict[str, Any] = {
+        "environ": os.environ,
+        "unresolved": unresolved,
+        "folders": in_folders,
+        "seen_in_folders": {url: _seen(url, each) for url, each in looked.items()},
+    }
     try:
         with Pinger(
             structs.replace(network, peers=asked),
@@ -125,23 +130,10 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
         ) as pinger:
             pinger.run()
             here = pinger.driver.interfaces.addresses()
-            facts = pinger.inspect(
-                os.environ,
-                peers=named,
-                names_itself=bool(named) and not (asked or network.folders) and {*named} <= {*here},
-                unresolved=unresolved,
-                folders=in_folders,
-                seen_in_folders=seen,
-            )
+            itself = bool(named) and not (asked or network.folders) and {*named} <= {*here}
+            facts = pinger.inspect(peers=named, names_itself=itself, **known)
     except InterfaceError as error:
-        facts = inspection.collect_facts(
-            network.port,
-            environ=os.environ,
-            interface_problem=error,
-            unresolved=unresolved,
-            folders=in_folders,
-            seen_in_folders=seen,
-        )
+        facts = inspection.collect_facts(network.port, interface_problem=error, **known)
         return diagnosis.examine(facts), []
     silent = [each for each, answered in pinger.pings.asked.items() if not answered]
     with ThreadPoolExecutor(max_workers=inspection.LOOK_UPS_AT_ONCE) as pool:  # each can take 2.5 s

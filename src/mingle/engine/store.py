@@ -31,6 +31,7 @@ from mingle.errors import (
     DiscoveryTimeoutError,
     MingleError,
     comes_from_a_signal_handler,
+    lacks_descriptor,
     no_port,
     refused,
 )
@@ -190,7 +191,7 @@ def _own_socket(number: int) -> Iterator[socket.socket | None]:
     try:
         copied = os.dup(number)
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+        if not lacks_descriptor(error):
             raise
         original = _wrapped(number)
         try:
@@ -223,7 +224,7 @@ def _own_descriptors() -> Sequence[int]:
         return [int(entry.name) for entry in Path("/dev/fd").iterdir()]  # Linux and macOS
     except OSError as error:
         # Without a free descriptor the directory cannot be opened; open files have the lowest numbers.
-        return range(_MOST_DESCRIPTORS) if error.errno in (errno.EMFILE, errno.ENFILE) else ()
+        return range(_MOST_DESCRIPTORS) if lacks_descriptor(error) else ()
 
 
 def _tcp_end(own: socket.socket, end: Callable[[socket.socket], Any]) -> tuple[str, int] | None:
@@ -327,7 +328,7 @@ def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
     if error.errno == errno.EADDRINUSE:
         cause, remedy = no_port(*port_range())
         return MingleError.explain(f"the store can't listen on {where}: {error.strerror}", cause=cause, remedy=remedy)
-    if error.errno in (errno.EMFILE, errno.ENFILE):
+    if lacks_descriptor(error):
         return refused(f"the store can't listen on {where}", error)
     return MingleError.explain(
         f"the store can't listen on {where}: {error.strerror}",

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct, field
 
 from mingle import forksafe
-from mingle.errors import InterfaceError, no_port
+from mingle.errors import InterfaceError, lacks_descriptor, no_port
 from mingle.network.routes import port_range
 
 READ_BYTES = 65_536
@@ -365,7 +365,7 @@ class Connections:
             except OSError as error:
                 if error.errno in (errno.ECONNABORTED, errno.EINTR):
                     continue
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                if lacks_descriptor(error):
                     self._turn_away(listener)
                 elif error.errno in (errno.ENOBUFS, errno.ENOMEM):
                     self._pause(listener)

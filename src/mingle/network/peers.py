@@ -7,7 +7,6 @@ never final. Each address has a timer of its own, and only a few are asked per r
 
 from __future__ import annotations
 
-import errno
 import math
 import random
 import socket
@@ -18,6 +17,7 @@ from msgspec import Struct
 
 from mingle import detached, forksafe
 from mingle.config.values import Peer, parse_address
+from mingle.errors import lacks_descriptor
 from mingle.network.connections import canonical_address, literal
 from mingle.network.transport import socket_address
 
@@ -234,5 +234,5 @@ def has_route(address: str) -> bool:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(socket_address(address, 9))
     except OSError as error:
-        return error.errno in (errno.EMFILE, errno.ENFILE)  # then it is not known
+        return lacks_descriptor(error)  # then it is not known
     return True
