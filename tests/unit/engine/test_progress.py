@@ -341,6 +341,11 @@ TYPO = "a typo; fix: do something"
         pytest.param(lambda now: "a typo" if now > 14 else "", {10: "", 18.5: TYPO, 48.5: TYPO}, id="later"),
         pytest.param(lambda now: "a typo" if 15 < now < 18 else "", {10: "", 40: ""}, id="not by one look alone"),
         pytest.param(lambda now: "a typo" if now < 38 else "", {10: TYPO, 40: ""}, id="not once it is mended"),
+        pytest.param(
+            lambda now: "a typo" if now < 12 else "a riddle",
+            {10: TYPO, 20: "a riddle; fix: do something", 50: "a riddle; fix: do something"},
+            id="another one ten seconds after the first",
+        ),
     ],
 )
 def test_when_a_cause_is_named(lines_of: Lines, found: Callable[[float], str], lines: dict[float, str]) -> None:
