@@ -161,6 +161,11 @@ class Report(Struct, frozen=True, kw_only=True):
     all_reduce: list[Bandwidth] = []
     elapsed: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Reject a pair of places that are not there."""
+        if not {end for pair in self.pairs for end in (pair.one, pair.other)} <= {*range(len(self.places))}:
+            raise ValueError("a pair of no place")
+
 
 _COMPARE_ROUTES = (
     "compare `ip route get {1.address}` on {0.name} with another machine's, and the counters of the ports between them."

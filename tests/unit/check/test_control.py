@@ -239,7 +239,13 @@ def test_a_worker_without_descriptors_tells_rank_zero() -> None:
     "untrusted",
     [
         *[b"[" * 200_000, b"\xff", b"[1]", b""],
-        *[b'{"show": 1}', b'{"roster": [{}]}', b'{"do": []}', b'{"report": {"lost": 1}}'],
+        *[
+            b'{"show": 1}',
+            b'{"roster": [{}]}',
+            b'{"do": []}',
+            b'{"report": {"lost": 1}}',
+            b'{"report": {"pairs": [{"from": 0, "to": 1}]}}',
+        ],
     ],
 )
 def test_a_worker_that_reads_no_message_has_lost_rank_zero(untrusted: bytes) -> None:
