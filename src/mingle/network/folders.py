@@ -325,7 +325,7 @@ def storages(urls: Iterable[str], job: str) -> dict[str, FolderStorage]:
 
 
 def _storage(url: str, job: str) -> FolderStorage:
-    # Here, where no loop's thread comes, since most jobs have no folder.
+    # Most jobs have no folder, so its module is loaded here, which no loop's thread calls.
     if url.startswith("dir:"):
         from mingle.network.directory import Directory
 
