@@ -173,12 +173,6 @@ class ElasticHost(Host):
             targets = named(offer, source.interface, source.address)
             self.conflicts.heard(offer, targets, now, sender=source.address, in_folder=source.folder)
 
-    def _reported(self, offer: Offer, interface: str, now: float) -> None:
-        if self.running:
-            self._sighted(offer, Source(interface=interface), now)
-        else:
-            super()._reported(offer, interface, now)
-
     def yields_to(self, offer: Offer) -> bool:
         """Return whether another session takes precedence: the one that has had its quorum, then the lower host id."""
         quorum = self.quorum.had_quorum
@@ -200,6 +194,8 @@ class ElasticHost(Host):
                 self.ask_round(now)
         elif isinstance(frame, frames.Next | frames.Done) and is_member and self.running:
             self._round_said(caller.hello.member, frame, now)
+        elif isinstance(frame, frames.HostSeen) and self.running:
+            self._sighted(frame.offer, Source(interface=caller.interface), now)
         elif isinstance(frame, frames.Leave) and frame.failed:
             self.registrar.lost(conn, now, frame.reason or "it left")
         super().caller_said(caller, frame, now)

@@ -290,7 +290,7 @@ class Host:
             case frames.HostSeen(offer=offer):
                 if offer.host == caller.hello.member:
                     registrar.hosts_itself(conn, now)
-                self._reported(offer, caller.interface, now)
+                self.conflicts.reported(offer, caller.interface, now)
             case frames.Greet() if caller.hello.purpose == "mesh":
                 self._callers.answer(conn, "greeting", None, lambda: [greeting(self.identity.member)])
             case frames.Ready():
@@ -407,10 +407,6 @@ class Host:
         self._effects.append(CloseStore(errors.member_lost(self.identity, who, how), lost=who, how=how))
 
     # --- other hosts -----------------------------------------------------------------------------------------------
-
-    def _reported(self, offer: Offer, interface: str, now: float) -> None:
-        """Handle another host that a member, or that host itself, has reported."""
-        self.conflicts.reported(offer, interface, now)
 
     def answer_host(self, member: bytes, frame: frames.AnyFrame) -> None:
         """Send a frame to another host, on every connection that it has made itself."""
