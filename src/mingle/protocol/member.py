@@ -179,8 +179,6 @@ class Joiner:
         self.failure: MingleError | None = None
         self.membership: Membership | None = None
         """The place in the job with its host, once it has formed."""
-        self.asked_to_lead = False
-        """Whether its host has sent LEAD: this process must host the job."""
         self.status: frames.Status | None = None
         """The last status of the job from its host."""
         self.roster = RosterAnswer(identity.world_size)
@@ -346,10 +344,6 @@ class Joiner:
                 self.status, self._status_of = frame, session.name
             case frames.Roster():
                 self.roster.said(frame)
-            case frames.Lead():
-                part, may_lead = self.part, self.identity.rank is None and self.identity.kind == "ranks"
-                if part is not None and isinstance(part.state, AwaitingSeal) and frame.epoch == part.epoch:
-                    self.asked_to_lead = may_lead
             case frames.Refused():  # without a secret any process can prove a session and say this
                 self._refused(session, frame, now)
             case frames.Closed() if self.membership is not None:
@@ -530,7 +524,6 @@ class Joiner:
 
     def pause(self) -> None:
         """Stop looking: this process is about to host a session of its own."""
-        self.asked_to_lead = False
         if not isinstance(self.state, Searching):
             self._change(LEAVE, Searching())
         self.search.pause()

@@ -259,10 +259,9 @@ class Node:
         if not self._elects or self.finished:
             self._patience.stop()
             return
-        if self.joiner.session is None:
-            self.joiner.asked_to_lead = False  # that host has closed its session in the same read
-        elif self.host is None and self.joiner.asked_to_lead:
-            self._become_host(now, asked_by=self.joiner.session)
+        part = self.joiner.part
+        if part is not None and part.asked_to_lead and self.identity.kind == "ranks":
+            self._become_host(now, asked_by=part.session)
         if self.host is not None and (refusal := self.host.gave_way) is not None:
             self._end_host("it can't reach nodes that can form the job without it")
             self.joiner.stand_back(refusal, now)

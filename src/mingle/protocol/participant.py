@@ -117,6 +117,8 @@ class Participant:
         self.state: State = AwaitingConfirm(epoch)
         if session.acknowledged is not None and session.acknowledged.epoch == epoch:
             self.state = AwaitingGo(session.acknowledged)
+        self.asked_to_lead = False
+        """Whether the host has sent LEAD: this process must host the job in its place."""
         self._effects = effects
         self._prover = prover
 
@@ -148,6 +150,8 @@ class Participant:
         match frame:
             case frames.Confirm() if frame.epoch >= self.epoch and not isinstance(state, Decided):
                 self._asked_to_confirm(frame, now)
+            case frames.Lead() if isinstance(state, AwaitingSeal) and frame.epoch == state.epoch:
+                self.asked_to_lead = True
             case frames.Sealed() if isinstance(state, AwaitingSeal) and frame.epoch == state.epoch:
                 self._change("SEALED", ProvingStore(frame))
                 self._prove_store(frame)

@@ -139,7 +139,7 @@ class Search(SessionPolicy[KnownSession]):
 
     def race(self, session: KnownSession, now: float) -> bool:
         """Start a race for a session, unless it is one to join and another comes first. Return whether it started."""
-        bound = self.bound_elsewhere(session)
+        bound = self._bound_elsewhere(session)
         has_room = session.has_room or session.confirmed
         if has_room and bound and (session.alive_since is None or session.offer.state == "sealed"):
             # It is said to have a free seat, so it does not run without this member. It will be heard again.
@@ -153,7 +153,7 @@ class Search(SessionPolicy[KnownSession]):
         self._sightings.weigh(now)
         return True
 
-    def bound_elsewhere(self, candidate: KnownSession) -> bool:
+    def _bound_elsewhere(self, candidate: KnownSession) -> bool:
         """Return whether the candidate must not be joined: there is a host, may be one, or the job runs elsewhere."""
         searcher = self._searcher
         if searcher.session is not None:
@@ -180,7 +180,7 @@ class Search(SessionPolicy[KnownSession]):
             return
         session.ask_anew()
         self.conflict = None
-        if self.bound_elsewhere(session):
+        if self._bound_elsewhere(session):
             # Another session was quicker, or the job runs elsewhere: this one will be heard again.
             session.hang_up()
             return

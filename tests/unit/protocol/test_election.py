@@ -273,7 +273,7 @@ def test_a_host_that_asks_to_be_replaced_and_closes_in_one_breath_is_not_replace
     alone.hear(conn, 1.0, frames.Lead(session=SESSION, epoch=1), frames.Closed(session=SESSION, reason="Ctrl-C"))
     machine.handle(TimerDue(), 1.1)
     assert machine.host is None
-    assert not machine.joiner.asked_to_lead
+    assert machine.joiner.part is None
     assert machine.stage() == "seeking"
 
 
