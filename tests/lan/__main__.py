@@ -155,7 +155,7 @@ def look_for_planted(family: str | None, level: Level) -> bool:
     chosen = [
         each for each in MISTAKES if family in (None, each.family) and LEVELS.index(each.level) <= LEVELS.index(level)
     ]
-    widths = [max(len(getattr(each, column)) for each in chosen) for column in ("name", "family")]
+    widths = [max((len(getattr(each, column)) for each in chosen), default=0) for column in ("name", "family")]
     reached = found = 0
     for each in chosen:
         result = search(each)
