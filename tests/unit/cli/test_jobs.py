@@ -235,7 +235,7 @@ def test_a_job_that_only_seekers_speak_of() -> None:
     assert row[:5] == ("resnet", "seeking", "-", "-", "0/4")
     assert row[6] == "rank 1 on node pid 5; a process on node pid 5"
     (record,) = jobs.records([], [a_seeker("resnet", 1), a_seeker("resnet", 2, size=8)])
-    assert record["world_size"] is None
+    assert (record["world_size"], jobs.row(record)[4]) == (None, "0/?")
 
 
 def test_a_seeker_has_an_address_or_the_folder_that_holds_its_sign() -> None:
@@ -260,6 +260,6 @@ def test_a_session_that_is_proved() -> None:
     wire.host()
     wire.run(2)
     (record,) = jobs.records(finder.sessions, [])
-    assert record["proved"]
+    assert (record["proved"], record["problem"]) == (True, None)
     assert jobs.row(record)[:4] == ("resnet", "running", "node0 pid 100", "10.0.0.1:29500")
     assert jobs.record(finder.sessions[0])["session"] == record["session"]
