@@ -169,9 +169,14 @@ class Agent(Node):
         return None if self.closed else self.role.outcome
 
     @property
+    def members(self) -> frames.Members | None:
+        """The agents of the session that this agent is in, as all of them were told last."""
+        return None if self.outcome is None else self.role.members
+
+    @property
     def generation(self) -> int:
         """The number of the session that the agent is in; 0 if it is in none."""
-        return 0 if self.outcome is None else self.role.generation
+        return 0 if self.members is None else self.members.generation
 
     @property
     def hold(self) -> Hold:
@@ -209,7 +214,7 @@ class Agent(Node):
         self._rest_if_failed()
         if self.closed:
             return
-        if self.role.ending:
+        if self.members is not None and self.members.ending:
             self._near(JobEnd.ANNOUNCED)
         if (end := self.role.end) is None:
             return

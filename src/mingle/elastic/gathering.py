@@ -266,7 +266,8 @@ class Gathering(Party):
         if outcome is None:
             gathered = None
         elif gathered is None or gathered.formation.session != outcome.session:
-            gathered = Gathered(outcome, agent.generation, agent.role.small)
+            small = agent.members is not None and not agent.members.quorum
+            gathered = Gathered(outcome, agent.generation, small)
         return AgentState(
             gathered=gathered,
             round=agent.memory.round,

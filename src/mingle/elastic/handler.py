@@ -143,19 +143,21 @@ class MingleRendezvousHandler(RendezvousHandler):
         except TimeoutError:
             raise RendezvousTimeoutError(str(self._no_round_error(seconds))) from None
         except MingleError as error:
-            if self.is_closed():
-                raise self._closed_error() from error
-            raise RendezvousError(str(error)) from error.__cause__
+            raise self._no_session_error(error) from error.__cause__
 
     def _remark_on_wait(self) -> None:
         """Say what the next round waits for."""
         policy = self._wanted.policy
         least = counted(self._least(), "node")
-        text = f"job {self.get_run_id()}: waiting for a round; it takes {least} or more whose workers have ended"
+        text = f"waiting for a round; it takes {least} or more whose workers have ended"
         if self._first == NEVER and policy.nodes.minimum < policy.nodes.maximum:
             wait = f"{policy.last_call:g} s (last_call_timeout)"
             text += f", and the first one waits {wait} for more, unless all {policy.nodes.maximum} are there"
-        progress.say(logging.WARNING, text, quiet=self._wanted.settings.progress == "off")
+        self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        quiet = self._wanted.settings.progress == "off"
+        progress.say(logging.WARNING, f"job {self.get_run_id()}: {text}", quiet=quiet)
 
     def _least(self) -> int:
         """Return how many nodes a round needs."""
@@ -192,6 +194,9 @@ class MingleRendezvousHandler(RendezvousHandler):
             remedy="run `mingle-discover ping` on all nodes at once: it shows what is lost and how long packets take.",
         )
 
+    def _no_session_error(self, error: MingleError) -> RendezvousError:
+        return self._closed_error() if self.is_closed() else RendezvousError(str(error))
+
     def _closed_error(self) -> RendezvousClosedError:
         ended = self._gathering.state.ended
         text = "has been closed by one of its agents" if ended is None else f"has ended: {ended}"
@@ -201,9 +206,7 @@ class MingleRendezvousHandler(RendezvousHandler):
         """Wait until this agent is in a session."""
         lost = self._gathering.state.lost
         if self._gathered is not None:
-            quiet = self._wanted.settings.progress == "off"
-            text = f"job {self.get_run_id()}: {lost}; looking for the other nodes again"
-            progress.say(logging.WARNING, text, quiet=quiet)
+            self._warn(f"{lost}; looking for the other nodes again")
             self._leave_session()
         try:
             gathered = self._gathering.gather()
@@ -212,9 +215,7 @@ class MingleRendezvousHandler(RendezvousHandler):
         except ConflictError:
             raise
         except MingleError as error:
-            if self.is_closed():
-                raise self._closed_error() from error
-            raise RendezvousError(str(error)) from error.__cause__
+            raise self._no_session_error(error) from error.__cause__
         formation = gathered.formation
         logger.info(
             "job %s: generation %d, the agents' store is at %s:%d, own address %s on %s",
@@ -238,8 +239,6 @@ class MingleRendezvousHandler(RendezvousHandler):
         self._server, self.round_is_void, self._in_round = stores.server, False, True
         if self._first == NEVER:
             self._first = gathered.generation, begun.number
-        joined, place = stores.joined, stores.joined.bootstrap_store_info
-        assert place is not None
         self._export(gathered, begun.number)
         logger.info(
             "job %s: round %d, agent %d of %d, the workers' store is at %s:%d",
@@ -247,15 +246,14 @@ class MingleRendezvousHandler(RendezvousHandler):
             begun.number,
             begun.rank,
             begun.size,
-            place.master_addr,
-            place.master_port,
+            stores.workers.master_addr,
+            stores.workers.master_port,
         )
         if begun.doubts and begun.doubts != self._doubts:
-            quiet = self._wanted.settings.progress == "off"
-            progress.say(logging.WARNING, f"job {self.get_run_id()}: {begun.doubts}", quiet=quiet)
+            self._warn(begun.doubts)
         self._doubts = begun.doubts
-        agents_store = RoundStore(joined.store, self, rank=begun.rank, size=begun.size)
-        return RendezvousInfo(agents_store, begun.rank, begun.size, place)
+        agents = RoundStore(stores.agents, self, rank=begun.rank, size=begun.size)
+        return RendezvousInfo(agents, begun.rank, begun.size, stores.workers)
 
     def _export(self, gathered: Gathered, number: int) -> None:
         """Export what the workers inherit, and torch's own code in this process reads."""

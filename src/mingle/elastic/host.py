@@ -64,7 +64,8 @@ class ElasticHost(Host):
         """How the session has ended, if the job continues."""
         self.quorum = Quorum(session, memory, started)
         self._memory = memory
-        self._told: frames.Members | None = None
+        self.members: frames.Members | None = None
+        """The members, as they were told last."""
         self._ping_at = self._look_at = self._lease_ends_at = float("inf")
         self._clocks_warned = False
         self.rounds = Rounds(self.quorum, memory, self._say_of_round)
@@ -95,21 +96,6 @@ class ElasticHost(Host):
     def running(self) -> bool:
         """Whether the session has formed and is kept."""
         return self.outcome is not None and not self.closed
-
-    @property
-    def generation(self) -> int:
-        """The number of its session."""
-        return self.quorum.generation
-
-    @property
-    def small(self) -> bool:
-        """Whether its session began with few agents, after a last call."""
-        return self.quorum.small
-
-    @property
-    def ending(self) -> bool:
-        """Whether an agent of its session has ended the job for all."""
-        return self.quorum.ending
 
     @property
     def hold(self) -> Hold:
@@ -263,7 +249,7 @@ class ElasticHost(Host):
             self._memory.note_status(registrar.status())
         if not self.running:
             return
-        if self._told is None:
+        if self.members is None:
             self._begin(now)
         self.quorum.note_quorum(now)
         self.rounds.look(self.registrar.seats.members(), now)
@@ -287,9 +273,9 @@ class ElasticHost(Host):
     def _tell_members(self) -> None:
         """Send MEMBERS to every member if the list of members has changed."""
         members = self.quorum.members()
-        if members == self._told:
+        if members == self.members:
             return
-        self._told = members
+        self.members = members
         self._memory.learn(members)
         for conn in self.registrar.seats.connections():
             self._callers.send(conn, members)

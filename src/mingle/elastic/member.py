@@ -55,7 +55,8 @@ class ElasticMember(Joiner):
         self.end: SessionEnd | None = None
         """How the session has ended, once it had formed."""
         self._memory = memory
-        self._members: frames.Members | None = None
+        self.members: frames.Members | None = None
+        """The agents of its session, as its host has said last; without meaning before the session has formed."""
         self.proved_at = float("-inf")
         """When the last question about a round was asked that the host has answered."""
         self._rounds_asked: dict[int, float] = {}
@@ -86,21 +87,6 @@ class ElasticMember(Joiner):
     def hold(self) -> Hold:
         """How firmly this agent knows that its session is the only one."""
         return Hold(self._memory.binding.until, self.proved_at)
-
-    @property
-    def generation(self) -> int:
-        """The number of its session, as its host has said."""
-        return 0 if self._members is None else self._members.generation
-
-    @property
-    def small(self) -> bool:
-        """Whether its session has not had its quorum, as its host has said."""
-        return self._members is not None and not self._members.quorum
-
-    @property
-    def ending(self) -> bool:
-        """Whether an agent of its session has ended the job for all, as its host has said."""
-        return self.outcome is not None and self._members is not None and self._members.ending
 
     def check(self, now: float) -> None:
         """Check whether the agent is still bound. Every event does this first."""
@@ -235,22 +221,22 @@ class ElasticMember(Joiner):
     def store_proved(self, event: StoreProved) -> bool:
         """Vote for GO: from now on the host may decide it, even if this agent never hears of it."""
         voted = super().store_proved(event)
-        if voted and self._members is not None:
-            self._memory.acknowledge(event.session, self._members)
+        if voted and self.members is not None:
+            self._memory.acknowledge(event.session, self.members)
         return voted
 
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
         super()._go(session, sealed)
         self._memory.formed(hosts=False)
-        if self._members is not None:
-            self._learn(self._members)
+        if self.members is not None:
+            self._learn(self.members)
         # An agent that loses its host can join any other one; unlike a rank it has no process group to return to.
         assert self.membership is not None
         self.membership.ready()
 
     def _learn(self, members: frames.Members) -> None:
-        """Take note of the members; before the session has formed, the list has no meaning."""
-        self._members = members
+        """Take note of the members."""
+        self.members = members
         news = [text for text in members.left_out if text not in self._left_out]
         self._left_out.extend(news)
         self._effects += [Notice(f"job {self.identity.job!r}: {text}") for text in news]

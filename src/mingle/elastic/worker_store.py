@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStoreInfo
 
 from mingle.engine import store
 from mingle.errors import MingleError
@@ -22,11 +22,13 @@ class Stores:
     """The stores of a round.
 
     Attributes:
-        joined: what torchrun is told of the round, with the agents' store.
+        agents: the agents' store, with the round's prefix.
+        workers: where the workers' store is.
         server: the workers' store, on agent 0; None on the others.
     """
 
-    joined: RendezvousInfo
+    agents: Store
+    workers: RendezvousStoreInfo
     server: store.StoreServer | None
 
 
@@ -52,15 +54,15 @@ def meet(formation: Formation, begun: Begin, *, local_addr: str | None, read_sec
     except OSError as error:
         raise RendezvousConnectionError(f"the agents' store can't be reached: {error}") from error
     client.set_timeout(timedelta(seconds=read_seconds))
-    place: Store = PrefixStore(f"mingle/round/{begun.number}", client)
+    agents = PrefixStore(f"mingle/round/{begun.number}", client)
     own = scoped(formation.address, formation.interface)
     server = open_for_workers(own, local_addr) if begun.rank == 0 else None
-    bootstrap = RendezvousStoreInfo.build(
-        begun.rank, place, local_addr=local_addr or own, server_port=None if server is None else server.port
+    workers = RendezvousStoreInfo.build(
+        begun.rank, agents, local_addr=local_addr or own, server_port=None if server is None else server.port
     )
     if server is None:  # a zone means nothing on another machine: each agent adds its own
-        bootstrap.master_addr = scoped(bootstrap.master_addr.partition("%")[0], formation.interface)
-    return Stores(RendezvousInfo(place, begun.rank, begun.size, bootstrap), server)
+        workers.master_addr = scoped(workers.master_addr.partition("%")[0], formation.interface)
+    return Stores(agents, workers, server)
 
 
 def open_for_workers(address: str, local_addr: str | None) -> store.StoreServer:

@@ -56,8 +56,7 @@ def meet_all(
 
 def told(stores: Stores) -> tuple[str, int]:
     """Return where the workers of an agent find their store."""
-    assert stores.joined.bootstrap_store_info is not None
-    return stores.joined.bootstrap_store_info.master_addr, stores.joined.bootstrap_store_info.master_port
+    return stores.workers.master_addr, stores.workers.master_port
 
 
 def test_all_agents_are_told_the_store_that_agent_0_has_opened(server: StoreServer) -> None:
@@ -65,22 +64,21 @@ def test_all_agents_are_told_the_store_that_agent_0_has_opened(server: StoreServ
     assert first.server is not None
     assert second.server is None
     assert told(first) == told(second) == ("127.0.0.1", first.server.port)
-    assert [(each.joined.rank, each.joined.world_size) for each in (first, second)] == [(0, 2), (1, 2)]
 
 
 def test_rounds_share_neither_store_nor_keys(server: StoreServer) -> None:
     (first,), (second,) = (meet_all([formation(server)], number) for number in (0, 1))
     assert told(first) != told(second)
-    first.joined.store.set("key", "of the first round")
-    assert not second.joined.store.check(["key"])
+    first.agents.set("key", "of the first round")
+    assert not second.agents.check(["key"])
 
 
 def test_a_call_that_waits_in_the_store_of_a_round_blocks_no_later_round(server: StoreServer) -> None:
     (first,) = meet_all([formation(server)])
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(first.joined.store.get, "set by the second round")
+        waiting = pool.submit(first.agents.get, "set by the second round")
         (second,) = meet_all([formation(server)], 1)
-        second.joined.store.set("own", "key")
+        second.agents.set("own", "key")
         assert not waiting.done()
         server.abort()
         assert isinstance(waiting.exception(30), RuntimeError)
