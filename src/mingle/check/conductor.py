@@ -473,7 +473,7 @@ class Conductor:
 
 def _departure(reply: Reply) -> str:
     """Return how a rank is lost that sends this; empty if it is not."""
-    words = reply.error or bytes(reply.result).decode()
+    words = reply.error or bytes(reply.result).decode(errors="replace")  # msgspec has not looked into it
     if any(reason in words for reason in _STARVED):
         return control.NO_DESCRIPTOR
     return reply.gone if reply.gone in ("", *control.DEPARTURES) else "ended"

@@ -27,7 +27,7 @@ from mingle.check.verdicts import rounds
 from tests.support.evidence import HELLO, NAMES
 
 Record = dict[str, Any]
-Reply: TypeAlias = "Record | tuple[Record, ...]"
+Reply: TypeAlias = "Record | tuple[Record | bytes, ...]"
 LATE = {"error": "not finished at its deadline"}
 RIGHT = {
     "gpu": ("", ""),
@@ -112,6 +112,9 @@ def conduct(
                     told.append(message)
                 reply = answer(ranks[line], message) if "do" in message else () if message else heartbeat(ranks[line])
                 for each in reply if isinstance(reply, tuple) else (reply,):
+                    if isinstance(each, bytes):
+                        line.send_bytes(each)
+                        continue
                     line.send_bytes(json.dumps({"id": message["id"], **each} if "do" in message else each).encode())
         conducting.result()
     assert reports == reports[:1] * (len(roster) - dropped), "all get the same"
@@ -209,6 +212,11 @@ def test_loss_of_a_rank_is_named_by_its_answer(answer: Record, how: str) -> None
 def test_a_message_of_a_wrong_type_ends_the_connection(wrong: Record) -> None:
     report, _ = conduct(machines(2), lambda rank, task: wrong if rank else right(rank, task), dropped=1)
     assert report["lost"] == {"1": "ended"}
+
+
+def test_a_late_result_that_is_no_text_is_passed_over() -> None:
+    report, _ = conduct(machines(2), lambda rank, task: (b'{"result": "\xff"}', right(rank, task)))
+    assert report["healthy"]
 
 
 def test_ctrl_c_while_other_ranks_are_missing_ends_the_check() -> None:
