@@ -212,7 +212,7 @@ class ElasticMember(Joiner):
 
     def _joined(self, state: Joining, frame: frames.Joined) -> None:
         super()._joined(state, frame)
-        self._memory.seat = state.link.session.name, frame.token
+        self._memory.take_seat(state.link.session.name, frame.token)
 
     def _may_confirm(self, session: KnownSession, now: float) -> bool:
         self._checked_at = now  # until GO no event calls `check`

@@ -77,6 +77,10 @@ class Memory:
 
     # --- the present session ---------------------------------------------------------------------------------------
 
+    def take_seat(self, session: bytes, token: bytes) -> None:
+        """Take note that this agent has a seat in a session."""
+        self.seat = session, token
+
     def acknowledge(self, session: bytes, members: frames.Members) -> None:
         """Take note that the host may decide GO from now on, even if this agent never hears of it."""
         self._in_doubt = session, self.generation, self.had_quorum
