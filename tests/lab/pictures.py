@@ -6,18 +6,19 @@ What they show is made by the command's own tables, of processes on hosts of the
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, RenderableType
 from rich.terminal_theme import MONOKAI
 
 from mingle.check import command
+from mingle.check.verdicts import Report
 from mingle.cli import checks, jobs
 from mingle.config.settings import Network
 from mingle.diagnostics import CheckStatus
@@ -65,7 +66,7 @@ def doctor_picture() -> str:
 
 
 def check_picture() -> str:
-    report = json.loads(check(0, 4, seconds=SLOW_SECONDS)[1])
+    report = msgspec.json.decode(check(0, 4, seconds=SLOW_SECONDS)[1], type=Report)
     return picture("mingle-check --nnodes 4", command.matrix(report), "", *command.verdict_lines(report))
 
 
