@@ -84,6 +84,7 @@ class Evidence:
     def reached(self, address: str) -> None:
         """Take note that a TCP connection with an address stands."""
         self._detours.pop(address, None)
+        self._udp.reached(address)
         if len(self._reached) < REMEMBERED_ADDRESSES:
             self._reached.add(address)
 

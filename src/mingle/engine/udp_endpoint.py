@@ -74,7 +74,7 @@ class UdpEndpoint:
         self.multicast_heard = False
         """Whether a multicast of another machine has arrived."""
         self.peers_answer = False
-        """Whether another machine has sent by unicast, and peers are named."""
+        """Whether another machine has sent by unicast, and peers are named; or a connection with such a peer stands."""
         self.on_datagram: Callable[[Received, float], Datagram | None] = self._admit
         """Processes a datagram, and returns the message in it, if any. The pinger has datagrams of its own."""
         self.ask_peers: Callable[[float], None] = self._ask_peers
@@ -193,6 +193,12 @@ class UdpEndpoint:
         self.peers.heard(event.source.address)
         self.multicast_heard |= received.multicast and not received.local
         return event.message
+
+    def reached(self, address: str) -> None:
+        """Take note that a TCP connection with an address stands: a rank that has joined may say nothing by UDP."""
+        if self.peers.knows(address) and address not in self._interfaces.addresses():
+            self.peers.heard(address)
+            self.peers_answer = True
 
     # --- what goes out ---------------------------------------------------------------------------------------------
 

@@ -89,3 +89,18 @@ def test_a_folder_that_fails_is_named_and_the_election_does_not_wait_for_it(tmp_
         assert facts.peers == [f"dir:{tmp_path}/missing"]
         finding = next(each for each in facts.findings if each.name == "folder")
         assert "mount" in finding.remedy
+
+
+def test_a_peer_whose_connection_stands_answers_and_this_machine_is_no_other_peer() -> None:
+    """A rank that has joined says nothing by UDP any more: its one question can have come before this rank's socket."""
+    network = Network(interfaces=("lo",), port=free_udp_port(), peers=(Peer("192.0.2.9"), Peer("127.0.0.1")))
+    with contextlib.ExitStack() as stack:
+        driver = Noting(network, stack)
+        driver.udp.peers.turn(silent=True, now=0.0)
+        for address in ("127.0.0.1", "192.0.2.7"):
+            driver.evidence.reached(address)
+            assert driver.evidence.observed()["other_way"] == ""
+            assert driver.evidence.facts().unanswered == ["192.0.2.9: no answer"]
+        driver.evidence.reached("192.0.2.9")
+        assert driver.evidence.observed()["other_way"] == "peers"
+        assert driver.evidence.facts().unanswered == []
