@@ -40,7 +40,7 @@ def answers(port: int, address: str = "127.0.0.1") -> bool:
     """Whether anybody listens at a TCP port."""
     try:
         socket.create_connection((address, port), timeout=30).close()
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # reset: the listener was closed during the handshake
         return False
     return True
 

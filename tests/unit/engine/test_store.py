@@ -399,10 +399,12 @@ def test_a_forked_child_does_not_keep_the_port_open(server: StoreServer) -> None
         childs.recv(1)
         os._exit(0)
     childs.close()
-    with mine:
-        server.release()
-        assert gone(server)
-    os.waitpid(pid, 0)
+    try:
+        with mine:
+            server.release()
+            assert gone(server)
+    finally:
+        os.waitpid(pid, 0)
 
 
 @linux_only
