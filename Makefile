@@ -78,7 +78,7 @@ test-all: ## all tests: the quick ones, then the slow ones
 	$(MAKE) test-slow
 
 .PHONY: soak
-soak: $(DEV_READY) ## the scenarios, as often as the promises count; takes hours, and writes soak.log
+soak: $(DEV_READY) ## the scenarios in all their variants, seeds and schedules; takes two hours, and writes soak.log
 	MINGLE_SOAK=1 $(PYTEST) -m soak --verbose --durations=0 --timeout=3600 $(PYTEST_ARGS) 2>&1 | tee --append soak.log
 
 .PHONY: lint

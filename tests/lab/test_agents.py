@@ -90,7 +90,7 @@ class Agents:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_the_survivors_of_a_killed_host_go_on_and_it_comes_back(lab: Lab, seed: int) -> None:
     agents = Agents(lab, f"killed {seed}", 2, 3)
     agents.start(*agents.hosts)
@@ -112,7 +112,7 @@ def test_the_survivors_of_a_killed_host_go_on_and_it_comes_back(lab: Lab, seed: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_host_that_is_cut_off_stops_and_comes_back(lab: Lab, seed: int) -> None:
     agents = Agents(lab, f"cut off {seed}", 2, 3)
     agents.start(*agents.hosts)
@@ -128,7 +128,7 @@ def test_a_host_that_is_cut_off_stops_and_comes_back(lab: Lab, seed: int) -> Non
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_of_two_halves_the_one_with_the_host_goes_on(lab: Lab, seed: int) -> None:
     agents = Agents(lab, f"halves {seed}", 2, 4)
     agents.start(*agents.hosts)

@@ -55,7 +55,7 @@ def peers(server: Host, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_assigned_ranks_meet_in_a_bucket(lab: Lab, seed: int) -> None:
     hosts, store = hosts_and_store(lab, 4)
     server = start(store)
@@ -67,7 +67,7 @@ def test_assigned_ranks_meet_in_a_bucket(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_given_ranks_meet_in_any_order(lab: Lab, seed: int) -> None:
     hosts, store = hosts_and_store(lab, 4)
     server = start(store)
@@ -79,7 +79,7 @@ def test_given_ranks_meet_in_any_order(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_torchrun_agents_go_on_without_the_host(lab: Lab, job: MakeJob, seed: int) -> None:
     hosts, store = hosts_and_store(lab, 3)
     start(store, tell=False)
@@ -90,7 +90,7 @@ def test_torchrun_agents_go_on_without_the_host(lab: Lab, job: MakeJob, seed: in
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_mingle_run_meets_in_a_bucket(lab: Lab, seed: int) -> None:
     hosts, store = hosts_and_store(lab, 3)
     server = start(store)
@@ -109,7 +109,7 @@ def test_mingle_run_meets_in_a_bucket(lab: Lab, seed: int) -> None:
 @pytest.mark.parametrize(
     "gone", chosen([True], soak=[False]), ids=lambda gone: f"its machines {'are gone' if gone else 'refuse'}"
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_the_objects_of_a_killed_job_do_not_delay_the_next(lab: Lab, seed: int, gone: bool) -> None:
     hosts, store = hosts_and_store(lab, 6)
     server = start(store)
@@ -140,7 +140,7 @@ def elapsed(hosts: list[Host], store: Host, name: str) -> float:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_forged_objects_do_not_keep_a_job_with_a_secret_apart(lab: Lab, seed: int) -> None:
     hosts, store = hosts_and_store(lab, 4)
     name = f"secret {seed}"

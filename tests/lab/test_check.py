@@ -40,7 +40,7 @@ def blamed(outcome: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
 @pytest.mark.quick
 @soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_healthy_hosts_raise_no_alarm(lab: Lab, seed: int) -> None:
     reports = outcomes(start(hosts_of(lab, 4)))
     note("healthy", seed, reports[0])
@@ -51,7 +51,7 @@ def test_healthy_hosts_raise_no_alarm(lab: Lab, seed: int) -> None:
 
 @soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_healthy_hosts_raise_no_alarm_under_load(lab: Lab, seed: int) -> None:
     hosts = hosts_of(lab, 4)
     for _ in range(4):
@@ -72,7 +72,7 @@ def test_healthy_hosts_with_link_local_addresses_alone_raise_no_alarm(lab: Lab) 
 @soak
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("fault", chosen(["slow-direction"], soak=["slow-machine", "slow-pair"]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_slow_link_is_named(lab: Lab, fault: str, seed: int) -> None:
     hosts = hosts_of(lab, 4)
     if fault == "slow-machine":
@@ -90,7 +90,7 @@ def test_a_slow_link_is_named(lab: Lab, fault: str, seed: int) -> None:
 
 @soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_lost_jumbo_frames_are_named(lab: Lab, seed: int) -> None:
     hosts = hosts_of(lab, 3)
     for host in hosts[1:]:
@@ -104,7 +104,7 @@ def test_lost_jumbo_frames_are_named(lab: Lab, seed: int) -> None:
 @soak
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("pair", chosen([(0, 2)], soak=[(1, 2)]), ids=str)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_filter_after_the_job_has_formed_is_named(lab: Lab, tmp_path: Path, pair: tuple[int, int], seed: int) -> None:
     hosts = hosts_of(lab, 3)
     one, other = (hosts[each] for each in pair)
@@ -123,7 +123,7 @@ def test_a_filter_after_the_job_has_formed_is_named(lab: Lab, tmp_path: Path, pa
 @soak
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("how", "victim"), chosen([("ended", 0), ("silent", 2)], soak=[("ended", 2), ("silent", 0)]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how: str, victim: int, seed: int) -> None:
     hosts = hosts_of(lab, 3)
     ranks = start(hosts, hold="bandwidth: all_reduce on cpu: 1024 B", until=str(tmp_path / "go"))
@@ -142,7 +142,7 @@ def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how
 @soak
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("victim", chosen([2], soak=[0]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_rank_without_descriptors_is_named(lab: Lab, tmp_path: Path, victim: int, seed: int) -> None:
     hosts = hosts_of(lab, 3)
     ranks = start(hosts, hold="correctness: process group", until=str(tmp_path / "go"))
@@ -154,7 +154,7 @@ def test_a_rank_without_descriptors_is_named(lab: Lab, tmp_path: Path, victim: i
 
 @soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_strangers_at_the_ports_of_the_ranks_are_no_fault(lab: Lab, tmp_path: Path, seed: int) -> None:
     *hosts, stranger = hosts_of(lab, 4)
     ranks = start(hosts, hold="links: round 1", until=str(tmp_path / "go"))
@@ -174,7 +174,7 @@ def test_strangers_at_the_ports_of_the_ranks_are_no_fault(lab: Lab, tmp_path: Pa
 
 @soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_busy_machine_is_named(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = hosts_of(lab, 4)
     # With a core of its own, the machine would be the fastest of all, whatever it does beside: those of two tests that
@@ -197,7 +197,7 @@ def test_a_busy_machine_is_named(lab: Lab, tmp_path: Path, seed: int) -> None:
 
 @soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_the_slower_of_two_networks_is_named(lab: Lab, seed: int) -> None:
     slow, fast = lab.network("10.77.0.0/24", link_local=False), lab.network("10.78.0.0/24", link_local=False)
     hosts = [lab.host(slow, fast, name=f"node{number}") for number in range(3)]

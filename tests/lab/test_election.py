@@ -85,7 +85,7 @@ def check(found: list[dict[str, Any]], hosts: list[Host]) -> None:
 
 @pytest.mark.quick
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=50))
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_four_hosts(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(4)]
@@ -93,7 +93,7 @@ def test_four_hosts(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_two_hosts_with_four_processes_each(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [host for host in (lab.host(network), lab.host(network)) for _ in range(4)]
@@ -101,7 +101,7 @@ def test_two_hosts_with_four_processes_each(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=50))
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_under_loss(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(4)]
@@ -111,7 +111,7 @@ def test_under_loss(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_a_network_cut_in_two_from_the_start(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(4)]
@@ -127,7 +127,7 @@ def test_a_network_cut_in_two_from_the_start(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("direction", chosen(["out"], soak=["in"]))
 def test_one_host_is_not_heard_by_multicast(lab: Lab, direction: str, seed: int) -> None:
     network = lab.network()
@@ -137,7 +137,7 @@ def test_one_host_is_not_heard_by_multicast(lab: Lab, direction: str, seed: int)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize("place", chosen([0], soak=[1, 3]))
 def test_one_host_that_takes_no_connections(lab: Lab, place: int, seed: int) -> None:
     """By its place in the order of ids: the lowest is the first to host, and no other can call it."""
@@ -156,7 +156,7 @@ def test_one_host_that_takes_no_connections(lab: Lab, place: int, seed: int) -> 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("phase", chosen(["open, 3/4"], soak=["open, 1/4", "open, 2/4"]))
 def test_the_elected_host_is_killed_and_replaced(lab: Lab, phase: str, seed: int) -> None:
     network = lab.network()
@@ -171,7 +171,7 @@ def test_the_elected_host_is_killed_and_replaced(lab: Lab, phase: str, seed: int
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_the_elected_host_is_killed_while_the_job_seals(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(5)]

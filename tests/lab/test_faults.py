@@ -30,7 +30,7 @@ from .test_timeouts import failure, timed
 
 @pytest.mark.quick
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_rank_zero_is_killed_while_others_wait(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -45,7 +45,7 @@ def test_rank_zero_is_killed_while_others_wait(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_a_worker_is_killed_after_it_joined(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -58,7 +58,7 @@ def test_a_worker_is_killed_after_it_joined(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("victim", [0, 1])
 def test_rank_killed_while_the_job_seals_is_replaced(lab: Lab, victim: int, seed: int) -> None:
     """The kill comes within the few milliseconds between the last JOIN and GO, wherever chance puts it."""
@@ -205,7 +205,7 @@ def test_rank_zero_is_away_for_a_while(lab: Lab, phase: str, fault: str) -> None
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("fault", ["cut", "stop"])
 def test_rank_zero_is_away_while_the_job_seals(lab: Lab, fault: str, seed: int) -> None:
     network = lab.network()
@@ -273,7 +273,7 @@ def rank_formed(rank: Any) -> bool:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_a_worker_is_stopped_and_goes_on(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -307,7 +307,7 @@ def initialize_late(job_id: str, rank: int, world_size: int, victim: int) -> Non
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_lost_between_go_and_its_process_group_fails_the_others_soon(lab: Lab, victim: int, seed: int) -> None:
     """Torch alone would let them wait for half an hour."""
@@ -355,7 +355,7 @@ def reaches(address: str, port: int) -> bool:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("door", chosen(["init"], soak=["url"]))
 @pytest.mark.parametrize("fault", chosen(["kill"], soak=["cut"]))
 def test_rank_zero_is_lost_before_the_others_enter_its_store(lab: Lab, fault: str, door: str, seed: int) -> None:

@@ -28,7 +28,7 @@ from .mixer import mix
 from .scenarios import TIMEOUT, check, results, train, wait_for_log
 from .test_timeouts import timed
 
-REPEATS = repeated(1, soak=20)
+REPEATS = repeated(1, soak=5)
 pytestmark = pytest.mark.soak
 
 
@@ -117,7 +117,7 @@ def look_up_for_long(job_id: str, rank: int) -> dict[str, Any]:
     return train(job_id, rank, 2, discovery_timeout=60.0)
 
 
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_look_up_that_takes_longer_than_an_ack_is_named_and_voids_nothing(lab: Lab, seed: int) -> None:
     network = lab.network()
     silent, *hosts = [lab.host(network) for _ in range(3)]

@@ -108,7 +108,7 @@ def lines_of_doctor(host: Host, _rank: int, _job: str) -> list[str]:
     ),
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_one_paste_opens_what_a_job_needs_to_its_hosts_alone(
     lab: Lab, rules: str, told: Callable[[Host, int, str], list[str]], seed: int
 ) -> None:
@@ -156,7 +156,7 @@ def by_mingle_run(hosts: list[Host]) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("door", [by_init, by_torchrun, by_mingle_run], ids=["init", "torchrun", "mingle-run"])
 @pytest.mark.parametrize("hooks", chosen([("input", "output")], soak=[("input",)]), ids="-and-".join)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_job_forms_with_the_rule_set_of_the_page(
     lab: Lab, hooks: tuple[str, ...], door: Callable[[list[Host]], None], seed: int
 ) -> None:

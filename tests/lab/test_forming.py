@@ -38,7 +38,7 @@ def random_start(seed: int, world_size: int) -> tuple[list[int], list[float]]:
 
 @pytest.mark.quick
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize(("machines", "per_machine"), chosen([(4, 1)], soak=[(2, 4)]))
 def test_any_order_of_starts(lab: Lab, machines: int, per_machine: int, seed: int) -> None:
     network = lab.network()
@@ -49,7 +49,7 @@ def test_any_order_of_starts(lab: Lab, machines: int, per_machine: int, seed: in
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("percent", chosen([50], soak=[30]))
 def test_loss_at_every_receiver(lab: Lab, percent: int, seed: int) -> None:
     network = lab.network()
@@ -68,7 +68,7 @@ def train_on_a_clone(job_id: str, rank: int, world_size: int) -> dict[str, Any]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize(("victim", "direction"), chosen([(0, "out"), (1, "in")], soak=[(0, "in"), (1, "out")]))
 def test_multicast_that_passes_one_way_only(lab: Lab, victim: int, direction: Direction, seed: int) -> None:
     """A host that hears none, or that none hears; unicast and TCP pass."""

@@ -78,7 +78,7 @@ def test_the_pods_of_the_example_find_rank_0_by_its_name(lab: Lab) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize("ranks_from", chosen(["given"], soak=["assigned"]))
 def test_pods_of_several_nodes_that_name_no_peers_say_what_to_set(lab: Lab, ranks_from: str, seed: int) -> None:
     """Multicast passes between pods of one node, which proves nothing: two of each node hear each other."""

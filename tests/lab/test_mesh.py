@@ -71,7 +71,7 @@ def from_host(host: Host) -> str:
 @pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_filter_between_two_workers(lab: Lab, seed: int) -> None:
     hosts = four(lab)
     hosts[1].drop(from_host(hosts[2]))
@@ -100,7 +100,7 @@ AFTER_SYN = {
     "rule",
     chosen(["all but SYNs", "on its way out"], soak=["what belongs to a connection", "what an accept of SYNs leaves"]),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_firewall_that_lets_nothing_but_syns_pass_is_named(lab: Lab, rule: str, seed: int) -> None:
     """The connections of one host open and stay silent, as if another program had accepted them."""
     hosts = four(lab)
@@ -119,7 +119,7 @@ def test_a_firewall_that_lets_nothing_but_syns_pass_is_named(lab: Lab, rule: str
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_firewall_that_rejects_one_direction(lab: Lab, seed: int) -> None:
     """Only new connections are rejected, as by a firewall with states: the other direction works."""
     hosts = four(lab)
@@ -133,7 +133,7 @@ def test_a_firewall_that_rejects_one_direction(lab: Lab, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_firewall_that_drops_one_direction(lab: Lab, seed: int) -> None:
     hosts = four(lab)
     hosts[1].drop(f"{from_host(hosts[2])} tcp flags & (syn | ack) == syn")
@@ -145,7 +145,7 @@ def test_a_firewall_that_drops_one_direction(lab: Lab, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_host_that_accepts_no_tcp(lab: Lab, seed: int) -> None:
     hosts = four(lab)
     hosts[3].drop("tcp flags & (syn | ack) == syn")
@@ -155,7 +155,7 @@ def test_a_host_that_accepts_no_tcp(lab: Lab, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_two_groups_beside_rank_0(lab: Lab, seed: int) -> None:
     """All reach rank 0, so that the job has a store; behind it are two groups."""
     network = lab.network()
@@ -169,7 +169,7 @@ def test_two_groups_beside_rank_0(lab: Lab, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_black_hole_for_large_packets(lab: Lab, seed: int) -> None:
     hosts = four(lab)
     hosts[1].drop(f"{from_host(hosts[2])} meta length > 1000")
@@ -188,7 +188,7 @@ def test_a_black_hole_for_large_packets(lab: Lab, seed: int) -> None:
         soak=[pytest.param(32, [2, 3], id="rank 0 only")],
     ),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_wrong_netmask(lab: Lab, length: int, others: list[int], seed: int) -> None:
     """Rank 1 has routes to rank 0 and not to all others, so it can't answer them either."""
     hosts = four(lab)
@@ -215,7 +215,7 @@ FOREIGN = {
 @pytest.mark.soak
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("program", chosen(["speaks", "says nothing"], soak=["answers"]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_another_program_answers_for_a_worker(lab: Lab, program: str, seed: int) -> None:
     """What rank 2 opens to rank 1, on whatever port, comes to another program; the other direction works."""
     hosts = four(lab)
@@ -235,7 +235,7 @@ def test_another_program_answers_for_a_worker(lab: Lab, program: str, seed: int)
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_the_next_network_is_taken_if_the_mesh_holds_there(lab: Lab, seed: int) -> None:
     first, second = lab.network("10.77.0.0/24"), lab.network("10.78.0.0/24")
     hosts = [lab.host(first, second) for _ in range(SIZE)]
@@ -249,7 +249,7 @@ def test_the_next_network_is_taken_if_the_mesh_holds_there(lab: Lab, seed: int) 
 
 @pytest.mark.soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_with_off_the_job_forms_all_the_same(lab: Lab, seed: int) -> None:
     hosts = four(lab)
     hosts[1].drop(from_host(hosts[2]))
@@ -267,7 +267,7 @@ def test_with_off_the_job_forms_all_the_same(lab: Lab, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_with_warn_the_job_forms_and_rank_0_names_the_pair(lab: Lab, seed: int) -> None:
     hosts = four(lab)
     hosts[1].drop(from_host(hosts[2]))
@@ -283,7 +283,7 @@ def test_with_warn_the_job_forms_and_rank_0_names_the_pair(lab: Lab, seed: int) 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("mesh", chosen(["warn", "on"], soak=["off"]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_mingle_run_warns_or_refuses(lab: Lab, mesh: str, seed: int) -> None:
     hosts = four(lab)[:3]
     hosts[1].drop(from_host(hosts[2]))
@@ -307,7 +307,7 @@ def test_mingle_run_warns_or_refuses(lab: Lab, mesh: str, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_mingle_check_names_the_pair(lab: Lab, seed: int) -> None:
     hosts = four(lab)[:3]
     hosts[1].drop(from_host(hosts[2]))
@@ -331,7 +331,7 @@ BLAMED = ("MTU", "another program", "is also the address of another machine", "n
 
 @pytest.mark.soak
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_no_host_is_blamed_where_three_of_ten_tcp_packets_are_lost(lab: Lab, seed: int) -> None:
     """Such a job often forms in its 30 s; where it does not, no line names another cause and leaves out the loss."""
     hosts = four(lab)
@@ -361,7 +361,7 @@ def busy_processors(host: Host) -> Iterator[None]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", repeated(1, soak=200))
+@pytest.mark.parametrize("seed", repeated(1, soak=50))
 def test_no_alarm_where_packets_are_lost_processors_are_busy_and_a_rank_is_stopped(lab: Lab, seed: int) -> None:
     """It is stopped for 3 s at a moment between the last start and GO, wherever chance puts it."""
     hosts = four(lab)

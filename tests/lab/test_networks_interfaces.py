@@ -60,7 +60,7 @@ def three_networks(lab: Lab, docker: bool = True) -> tuple[Network, Network, lis
 
 @pytest.mark.quick
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize("ranks_are", chosen(["assigned"], soak=["given"]))
 def test_a_network_that_all_share_is_chosen_among_many(lab: Lab, ranks_are: str, seed: int) -> None:
     management, _, hosts = three_networks(lab)
@@ -128,7 +128,7 @@ def test_a_vpn_that_all_share_comes_after_the_network(lab: Lab) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_the_first_address_of_rank_0_is_filtered(lab: Lab, seed: int) -> None:
     first, second = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
     hosts = [lab.host(first, second) for _ in range(3)]
@@ -192,7 +192,7 @@ def with_few_files(job_id: str, rank: int, world_size: int) -> dict[str, Any]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_the_links_of_250_pods_cost_nothing(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(2)]
@@ -211,7 +211,7 @@ def test_the_links_of_250_pods_cost_nothing(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_more_interfaces_than_files_leave_out_those_that_are_not_the_network(lab: Lab, seed: int) -> None:
     """As before, with a plugin whose names mingle does not know, and a card that comes after all of them."""
     network = lab.network()
@@ -232,7 +232,7 @@ def test_more_interfaces_than_files_leave_out_those_that_are_not_the_network(lab
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize("whose", chosen(["all"], soak=["rank 0", "a waiting rank"]))
 def test_a_nic_goes_down_and_up_while_ranks_wait(lab: Lab, whose: str, seed: int) -> None:
     network = lab.network()
@@ -279,7 +279,7 @@ def test_a_nic_comes_back_under_another_name_with_another_address(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_nic_that_appears_while_ranks_wait_is_used(lab: Lab, seed: int) -> None:
     """The ranks that share the first network wait for one that is on the second only."""
     first, second = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
@@ -337,7 +337,7 @@ def joined_by_a_cable(lab: Lab, first: int) -> list[Host]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize("astray", chosen(["rank 0"], soak=["both"]))
 def test_packets_that_leave_by_another_interface_are_named_with_the_route(lab: Lab, astray: str, seed: int) -> None:
     hosts = joined_by_a_cable(lab, 2 if astray == "both" else 1)
@@ -384,7 +384,7 @@ def come_back(host: Host, network: Network, way: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize("way", chosen(["has gone"], soak=["is down", "has lost its addresses", "has no carrier"]))
 def test_ranks_of_a_machine_that_is_offline_meet_and_the_others_come_later(lab: Lab, way: str, seed: int) -> None:
     network = lab.network()

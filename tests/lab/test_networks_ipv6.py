@@ -121,7 +121,7 @@ def routed_to_the_host(lab: Lab, count: int) -> list[Host]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize(
     ("way", "door"), chosen([("multicast", "env"), ("peers", "init")], soak=[("multicast", "init"), ("peers", "env")])
 )

@@ -41,7 +41,7 @@ def service_addresses(lab: Lab, count: int) -> list[Host]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("named", ["", "eth0"])
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_hosts_whose_routes_carry_a_service_address_form_a_mesh(lab: Lab, named: str, seed: int) -> None:
     hosts = service_addresses(lab, 3)
     env = {"MINGLE_INTERFACE": named or None}
@@ -53,7 +53,7 @@ def test_hosts_whose_routes_carry_a_service_address_form_a_mesh(lab: Lab, named:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_torchrun_gives_places_to_nodes_whose_routes_carry_a_service_address(lab: Lab, seed: int) -> None:
     hosts = service_addresses(lab, 3)
     with jobs() as make:
@@ -107,7 +107,7 @@ def start(hosts: list[Host], job_id: str, **variables: str) -> list[Rank[Any]]:
         [("GLOO_SOCKET_IFNAME", 0), ("MINGLE_INTERFACE", 1)], soak=[("GLOO_SOCKET_IFNAME", 1), ("MINGLE_INTERFACE", 0)]
     ),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_the_second_nic_of_a_subnet_is_used_if_it_is_named(lab: Lab, variable: str, filtered: int, seed: int) -> None:
     """Also with a strict reverse path filter, which lets nothing in by eth1; the kernel's choice is said once."""
     hosts, _ = two_nics(lab, 3)
@@ -131,7 +131,7 @@ def logged(rank: Rank[Any]) -> list[str]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_torchrun_uses_the_second_nic_of_a_subnet_if_it_is_named(lab: Lab, seed: int) -> None:
     hosts, _ = two_nics(lab, 3)
     with jobs() as make:
@@ -142,7 +142,7 @@ def test_torchrun_uses_the_second_nic_of_a_subnet_if_it_is_named(lab: Lab, seed:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_hosts_with_rules_of_policy_routing_for_the_second_nic_form_a_job(lab: Lab, seed: int) -> None:
     hosts, _ = two_nics(lab, 3)
     for number, host in enumerate(hosts, start=1):
@@ -163,7 +163,7 @@ def test_hosts_with_rules_of_policy_routing_for_the_second_nic_form_a_job(lab: L
         ],
     ),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_nic_to_which_the_kernel_does_not_send_is_the_cause_and_what_is_printed_mends_it(
     lab: Lab, ranks_are: str, why: str, seed: int
 ) -> None:
@@ -204,7 +204,7 @@ def test_a_nic_to_which_the_kernel_does_not_send_is_the_cause_and_what_is_printe
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_detour_by_which_packets_arrive_is_not_blamed_for_a_filter(lab: Lab, seed: int) -> None:
     hosts, _ = two_nics(lab, 3)
     hosts[1].drop(f"meta l4proto tcp ip saddr {{ {hosts[2].address()}, {second(3)} }}")
@@ -265,7 +265,7 @@ def add_sidecar(host: Host, *denied: Host) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks_are", chosen(["assigned"], soak=["given"]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_mesh_is_proved_through_sidecars(lab: Lab, ranks_are: str, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -280,7 +280,7 @@ def test_a_mesh_is_proved_through_sidecars(lab: Lab, ranks_are: str, seed: int) 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_pair_that_the_policy_of_a_sidecar_closes_is_named(lab: Lab, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -303,7 +303,7 @@ def form(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_what_address_translation_leaves_unproved_is_said_by_all_ranks(lab: Lab, seed: int) -> None:
     inside, outside = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
     router = lab.host(inside, outside, name="router")

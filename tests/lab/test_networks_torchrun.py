@@ -44,7 +44,7 @@ def test_without_multicast_and_with_a_name_that_is_complete_late(lab: Lab, job: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_agents_have_their_round_before_a_silent_name_server_is_given_up(lab: Lab, job: MakeJob, seed: int) -> None:
     """Torch looks up the name of each host that it connects to, as the workers do then: for them it takes 10 s."""
     network = lab.network()

@@ -26,7 +26,7 @@ def without_multicast(lab: Lab, count: int) -> tuple[Network, list[Host]]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_only_the_host_of_rank_0_is_named(lab: Lab, seed: int) -> None:
     _, hosts = without_multicast(lab, 4)
     env = {"MINGLE_PEERS": hosts[0].address()}
@@ -35,7 +35,7 @@ def test_only_the_host_of_rank_0_is_named(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_several_ranks_on_each_host(lab: Lab, seed: int) -> None:
     """The ranks of a host share a UDP port, and what comes to it reaches one of them only."""
     _, machines = without_multicast(lab, 2)
@@ -46,7 +46,7 @@ def test_several_ranks_on_each_host(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_name_that_leads_to_another_machine_is_shown_with_its_address(lab: Lab, seed: int) -> None:
     """Of rank 0, by a stale line in /etc/hosts; that of rank 2 is right, and shows that names and the network work."""
     network = lab.network()
@@ -95,7 +95,7 @@ def test_a_name_that_is_complete_only_after_5_seconds(lab: Lab, first: str) -> N
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_assigned_ranks_with_all_hosts_listed(lab: Lab, seed: int) -> None:
     _, hosts = without_multicast(lab, 4)
     env = {"MINGLE_PEERS": ",".join(host.address() for host in hosts)}
@@ -103,7 +103,7 @@ def test_assigned_ranks_with_all_hosts_listed(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_assigned_ranks_of_which_several_share_each_host(lab: Lab, seed: int) -> None:
     _, machines = without_multicast(lab, 2)
     hosts = [machine for machine in machines for _ in range(3)]
@@ -112,7 +112,7 @@ def test_assigned_ranks_of_which_several_share_each_host(lab: Lab, seed: int) ->
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize(("secret", "family"), chosen([("s3cret", 4)], soak=[(None, 4), (None, 6)]))
 def test_jobs_whose_rank_0s_share_a_host(lab: Lab, secret: str | None, family: int, seed: int) -> None:
     """None of them ends before all have formed; one of them may have a secret that the others don't know."""

@@ -64,7 +64,7 @@ def expect_in_order(ranks: Sequence[Rank[dict[str, Any]]], hosts: Sequence[Host]
     ("first_last", "loss"),
     chosen([(True, 30)], soak=[(False, 0), (False, 30), (True, 0)]),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_init_in_any_order_of_starts(lab: Lab, seed: int, first_last: bool, loss: int) -> None:
     hosts = hosts_of(lab, loss=loss)
     start = in_any_order(
@@ -80,7 +80,7 @@ def named(name: str, job_id: str, world_size: int) -> dict[str, Any]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_machines_of_one_name_follow_their_addresses_as_numbers(lab: Lab, seed: int) -> None:
     network = lab.network()
     numbers = {int(host.address().rpartition(".")[2]): host for host in (lab.host(network) for _ in range(10))}
@@ -89,7 +89,7 @@ def test_machines_of_one_name_follow_their_addresses_as_numbers(lab: Lab, seed: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_node_ranks_that_are_given_come_first(lab: Lab, seed: int) -> None:
     hosts = hosts_of(lab)
     given: dict[Host, dict[str, int]] = {hosts[3]: {"node_rank": 0}, hosts[1]: {"node_rank": 1}}
@@ -102,7 +102,7 @@ def test_node_ranks_that_are_given_come_first(lab: Lab, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("first_last", chosen([True], soak=[False]))
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_mingle_run_in_any_order_of_starts(lab: Lab, seed: int, first_last: bool) -> None:
     hosts = hosts_of(lab, loss=30 if seed % 2 else 0)
     words = [*COMMAND, "--nnodes", str(len(hosts)), "--job-id", f"run {seed}", "--", "echo", "{node_rank} {hosts}"]
@@ -117,7 +117,7 @@ def test_mingle_run_in_any_order_of_starts(lab: Lab, seed: int, first_last: bool
 @pytest.mark.soak
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("first_last", chosen([True], soak=[False]))
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_mingle_check_in_any_order_of_starts(lab: Lab, seed: int, first_last: bool) -> None:
     hosts = hosts_of(lab)
     ranks = in_any_order(

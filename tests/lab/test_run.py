@@ -45,7 +45,7 @@ def running(hosts: list[Host], *words: str) -> tuple[list[Process], list[int]]:
 
 @pytest.mark.quick
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_three_hosts_are_assigned_node_ranks_and_told_one_address(lab: Lab, seed: int) -> None:
     hosts = hosts_of(lab)
     values = (
@@ -87,7 +87,7 @@ def test_on_several_networks_the_address_is_the_one_that_all_machines_share(lab:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_over_ipv6_with_a_secret_and_another_command_on_node_0(lab: Lab, tmp_path: Path, seed: int) -> None:
     network = lab.network(None, ipv6="fd00:77::/64")
     hosts = [lab.host(network) for _ in range(3)]
@@ -133,7 +133,7 @@ def test_another_secret_is_named(lab: Lab) -> None:
         soak=[("program", 0), *((what, victim) for what in ("mingle-run", "Ctrl-C") for victim in (0, 2))],
     ),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_the_end_of_one_ends_the_others_and_names_it(lab: Lab, what: str, victim: int, seed: int) -> None:
     hosts = hosts_of(lab)
     processes, pids = running(hosts)
@@ -164,7 +164,7 @@ def test_the_end_of_one_ends_the_others_and_names_it(lab: Lab, what: str, victim
 @pytest.mark.soak
 @pytest.mark.parametrize("what", chosen(["machine"], soak=["program", "mingle-run"]))
 @pytest.mark.parametrize("victim", chosen([0], soak=[2]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_with_keep_going_the_others_run_on(lab: Lab, what: str, victim: int, seed: int) -> None:
     hosts = hosts_of(lab)
     processes, pids = running(hosts, "--keep-going")
@@ -209,7 +209,7 @@ def succeeded(processes: list[Process]) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("when", ["shortly before", "long before"])
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_renumbered_member_ends_well(lab: Lab, tmp_path: Path, when: str, seed: int) -> None:
     hosts = hosts_of(lab)
 
@@ -221,7 +221,7 @@ def test_a_renumbered_member_ends_well(lab: Lab, tmp_path: Path, when: str, seed
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("which", "victim"), chosen([("used", 0), ("unused", 2)], soak=[("used", 2), ("unused", 0)]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_nic_that_dies_where_there_is_another_one_ends_nothing(
     lab: Lab, tmp_path: Path, which: str, victim: int, seed: int
 ) -> None:
@@ -245,7 +245,7 @@ CUT = [(0.5, 7.0, 0), (2.0, 2.5, 2)]
     ("before", "seconds", "victim"),
     chosen(CUT, soak=[each for each in itertools.product((0.5, 2.0), (2.5, 7.0), (0, 2)) if each not in CUT]),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_cut_shortly_before_the_end_is_waited_for(
     lab: Lab, tmp_path: Path, before: float, seconds: float, victim: int, seed: int
 ) -> None:
@@ -270,7 +270,7 @@ dist.destroy_process_group()
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_static_torchrun_on_three_hosts_with_two_workers_each(lab: Lab, tmp_path: Path, seed: int) -> None:
     script = tmp_path / "reduce.py"
     script.write_text(REDUCE)

@@ -39,7 +39,7 @@ def peers(directory: Path) -> dict[str, str]:
 
 @pytest.mark.quick
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_assigned_ranks_meet_in_a_directory(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = without_udp(lab, 4)
     ranks = start_apart(
@@ -52,7 +52,7 @@ def test_assigned_ranks_meet_in_a_directory(lab: Lab, tmp_path: Path, seed: int)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_they_meet_where_only_multicast_is_lost(lab: Lab, tmp_path: Path, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(4)]
@@ -68,7 +68,7 @@ def test_they_meet_where_only_multicast_is_lost(lab: Lab, tmp_path: Path, seed: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_given_ranks_meet_in_any_order(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = without_udp(lab, 4)
     ranks = start_apart(
@@ -79,7 +79,7 @@ def test_given_ranks_meet_in_any_order(lab: Lab, tmp_path: Path, seed: int) -> N
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_torchrun_agents_meet_in_a_directory_and_go_on_without_the_host(
     lab: Lab, job: MakeJob, tmp_path: Path, seed: int
 ) -> None:
@@ -96,7 +96,7 @@ def test_torchrun_agents_meet_in_a_directory_and_go_on_without_the_host(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_mingle_run_meets_in_a_directory(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = without_udp(lab, 3)
     line = [sys.executable, "-m", "mingle.run.command", "--nnodes", "3", "--job-id", f"run {seed}"]
@@ -148,7 +148,7 @@ def test_check_and_the_commands_of_discover_look_into_a_directory(lab: Lab, tmp_
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_forged_files_do_not_keep_a_job_with_a_secret_apart(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = without_udp(lab, 4)
     name = f"secret {seed}"
@@ -175,7 +175,7 @@ def test_forged_files_do_not_keep_a_job_with_a_secret_apart(lab: Lab, tmp_path: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_the_objects_of_a_killed_job_do_not_delay_the_next(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = without_udp(lab, 3)
     name = f"again {seed}"

@@ -130,7 +130,7 @@ def ranks_of(door: str) -> tuple[int | None, int | None]:
 
 @pytest.mark.soak
 @DOORS_AND_SCREENS
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_mistyped_id_is_named_by_both_sides(lab: Lab, door: str, terminal: bool, seed: int) -> None:
     one, other = ranks_of(door)
     hosts = two(lab)
@@ -146,7 +146,7 @@ def test_a_mistyped_id_is_named_by_both_sides(lab: Lab, door: str, terminal: boo
 
 @pytest.mark.soak
 @pytest.mark.parametrize("command", ["mingle.run.command", "mingle.check.command"])
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_the_commands_name_it_as_well(lab: Lab, command: str, seed: int) -> None:
     program = ["--", "true"] if command == "mingle.run.command" else []
     processes = [
@@ -170,7 +170,7 @@ def test_the_commands_name_it_as_well(lab: Lab, command: str, seed: int) -> None
     chosen([("s3cret", "another")], soak=[("s3cret", None)]),
     ids=lambda secrets: "differ" if secrets[1] else "one-side",
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_secret_that_differs_is_named_by_both_sides(
     lab: Lab, secrets: tuple[str, str | None], door: str, terminal: bool, seed: int
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_secret_that_differs_is_named_by_both_sides(
 
 @pytest.mark.soak
 @DOORS_AND_SCREENS
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_rank_that_was_refused_is_named_by_those_that_wait(lab: Lab, door: str, terminal: bool, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -210,7 +210,7 @@ def test_a_rank_that_was_refused_is_named_by_those_that_wait(lab: Lab, door: str
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_rank_that_was_started_twice_is_named_by_both_where_rank_0_is_missing(lab: Lab, seed: int) -> None:
     hosts = two(lab)
     ranks = [start(host, f"twice {seed}", 1, 3, "given", False) for host in hosts]
@@ -219,7 +219,7 @@ def test_a_rank_that_was_started_twice_is_named_by_both_where_rank_0_is_missing(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_size_of_1_that_was_left_over_is_named(lab: Lab, seed: int) -> None:
     """Rank 0 runs alone, and sends no packet."""
     network = lab.network()
@@ -233,7 +233,7 @@ def test_a_size_of_1_that_was_left_over_is_named(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_peer_that_does_not_resolve_is_named(lab: Lab, seed: int) -> None:
     host, _ = two(lab)
     rank = start(host, f"peer {seed}", 1, 2, "given", False, peers=["nosuch.example"])
@@ -248,7 +248,7 @@ def test_a_peer_that_does_not_resolve_is_named(lab: Lab, seed: int) -> None:
         soak=[(door, "MINGLE_INTERFACE") for door in DOORS if door != "assigned"],
     ),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_loopback_that_was_left_over_is_named_on_its_machine(lab: Lab, door: str, variable: str, seed: int) -> None:
     given = ranks_of(door)[0] is not None
     hosts = two(lab)
@@ -267,7 +267,7 @@ def test_loopback_that_was_left_over_is_named_on_its_machine(lab: Lab, door: str
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_port_that_is_not_the_default_is_named_where_it_was_set(lab: Lab, seed: int) -> None:
     one, other = ranks_of("given")
     hosts = two(lab)
@@ -278,7 +278,7 @@ def test_a_port_that_is_not_the_default_is_named_where_it_was_set(lab: Lab, seed
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_another_directory_than_the_others_have_is_named(lab: Lab, tmp_path: Path, seed: int) -> None:
     """The user has named it because UDP is closed, so UDP is not to blame."""
     hosts = without_udp(lab, 2)
@@ -291,7 +291,7 @@ def test_another_directory_than_the_others_have_is_named(lab: Lab, tmp_path: Pat
 
 @pytest.mark.soak
 @pytest.mark.parametrize("way", chosen(["peers"], soak=["directory"]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_dropped_multicast_is_no_cause_where_there_is_another_way(
     lab: Lab, tmp_path: Path, way: str, seed: int
 ) -> None:
@@ -311,7 +311,7 @@ def test_dropped_multicast_is_no_cause_where_there_is_another_way(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_ranks_that_meet_in_a_directory_and_do_not_connect_are_named(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = without_udp(lab, 2)
     for host in hosts:
@@ -325,7 +325,7 @@ def test_ranks_that_meet_in_a_directory_and_do_not_connect_are_named(lab: Lab, t
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_host_that_has_no_free_port_is_named_by_both_sides(lab: Lab, seed: int) -> None:
     hosts = two(lab)
     hosts[1].namespace.tool(["sh", "-c", "echo 40000 40000 > /proc/sys/net/ipv4/ip_local_port_range"])
@@ -345,7 +345,7 @@ def readdress(host: Host, address: str) -> None:
     chosen([(False, "given"), (True, "agents")], soak=[(False, "agents"), (True, "given")]),
     ids=lambda each: each if isinstance(each, str) else "clones" if each else "names",
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_an_address_that_two_machines_have_is_named(lab: Lab, named_alike: bool, door: str, seed: int) -> None:
     network = lab.network(link_local=False)
     hosts = [lab.host(network) for _ in range(3)]
@@ -363,7 +363,7 @@ def test_an_address_that_two_machines_have_is_named(lab: Lab, named_alike: bool,
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_hardware_address_that_two_machines_have_is_named(lab: Lab, seed: int) -> None:
     hosts = two(lab)
     described = json.loads(hosts[0].namespace.tool(["ip", "-j", "link", "show", hosts[0].interface()]))
@@ -375,7 +375,7 @@ def test_a_hardware_address_that_two_machines_have_is_named(lab: Lab, seed: int)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_another_netmask_is_named(lab: Lab, seed: int) -> None:
     network = lab.network("10.77.0.0/16", link_local=False)
     hosts = [lab.host(network) for _ in range(2)]
@@ -386,7 +386,7 @@ def test_another_netmask_is_named(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_address_translation_that_hides_rank_0_is_named(lab: Lab, seed: int) -> None:
     inside, outside = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
     router = lab.host(inside, outside, name="router")
@@ -403,7 +403,7 @@ def test_address_translation_that_hides_rank_0_is_named(lab: Lab, seed: int) -> 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_rank_that_is_heard_and_does_not_come_is_named(lab: Lab, seed: int) -> None:
     """Its packets arrive, and it hears nothing of rank 0."""
     hosts = two(lab)
@@ -417,7 +417,7 @@ def test_a_rank_that_is_heard_and_does_not_come_is_named(lab: Lab, seed: int) ->
 @pytest.mark.soak
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("door", chosen(["assigned"], soak=["given"]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_rank_that_fails_before_it_hosts_is_named_by_those_that_wait(lab: Lab, door: str, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -468,7 +468,7 @@ def unreached_pair(text: str, *names: str) -> bool:
     chosen(UNREACHED, soak=[each for each in _EVERY_PAIR if each not in UNREACHED]),
     ids=lambda each: {NO_TCP: "no TCP", NO_CALLS: "no calls"}.get(each, str(each)),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_pair_that_can_not_talk_is_named_on_both_machines(
     lab: Lab, door: str, pair: tuple[int, int], match: str, seed: int
 ) -> None:
@@ -497,7 +497,7 @@ def test_a_pair_that_can_not_talk_is_named_on_both_machines(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_rank_that_just_comes_late_is_no_fault(lab: Lab, seed: int) -> None:
     hosts = two(lab)
     first = start(hosts[0], f"late {seed}", 0, 3, "given", True)

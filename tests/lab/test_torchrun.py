@@ -41,7 +41,7 @@ def started_right(job: Job, hosts: list[Host], workers: int) -> None:
 @pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("workers", chosen([1], soak=[2]))
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_three_hosts_in_any_order(lab: Lab, job: MakeJob, seed: int, workers: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -56,7 +56,7 @@ def test_three_hosts_in_any_order(lab: Lab, job: MakeJob, seed: int, workers: in
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize("naming", chosen(["unresolvable"], soak=["localhost"]))
 def test_agents_gather_although_host_names_do_not_resolve_or_are_equal(
     lab: Lab, job: MakeJob, naming: str, seed: int
@@ -77,7 +77,7 @@ def test_agents_gather_although_host_names_do_not_resolve_or_are_equal(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_of_two_interfaces_the_shared_one_is_used(lab: Lab, job: MakeJob, seed: int) -> None:
     shared = lab.network("10.77.0.0/24")
     # Each has another one first, with the default route and the host's name on it.
@@ -95,7 +95,7 @@ def test_of_two_interfaces_the_shared_one_is_used(lab: Lab, job: MakeJob, seed: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_three_of_ten_datagrams_are_lost(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -108,7 +108,7 @@ def test_three_of_ten_datagrams_are_lost(lab: Lab, job: MakeJob, seed: int) -> N
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize("count", chosen([2], soak=[3]))
 def test_a_worker_crashes_in_its_first_attempt(lab: Lab, job: MakeJob, count: int, seed: int) -> None:
     network = lab.network()
@@ -167,7 +167,7 @@ def logged(made: Job, host: Host, part: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_second_run_of_an_id_on_other_machines_begins_when_the_first_one_has_ended(
     lab: Lab, job: MakeJob, seed: int
 ) -> None:
@@ -186,7 +186,7 @@ def test_a_second_run_of_an_id_on_other_machines_begins_when_the_first_one_has_e
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_second_run_of_an_id_says_why_it_waits_when_signals_have_ended_the_first_one(
     lab: Lab, job: MakeJob, seed: int
 ) -> None:
@@ -215,7 +215,7 @@ def test_a_second_run_of_an_id_says_why_it_waits_when_signals_have_ended_the_fir
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_machine_that_waits_since_nnodes_was_forgotten_is_told_so(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     host, other = (lab.host(network) for _ in range(2))
@@ -231,7 +231,7 @@ def test_a_machine_that_waits_since_nnodes_was_forgotten_is_told_so(lab: Lab, jo
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_two_torchruns_of_one_machine_that_take_the_place_of_another_one_are_named(
     lab: Lab, job: MakeJob, seed: int
 ) -> None:
@@ -281,7 +281,7 @@ def test_a_host_name_of_64_bytes_is_told_before_anything_else(lab: Lab, job: Mak
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_one_node_of_two_begins_after_one_last_call(lab: Lab, job: MakeJob, seed: int) -> None:
     host = lab.host(lab.network())
     last_call = 12

@@ -105,7 +105,7 @@ class Restarted:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=4))
 @pytest.mark.parametrize("lost", chosen(["host and all"], soak=["nothing", "host"]))
 def test_every_start_makes_ten_further_steps(lab: Lab, tmp_path: Path, lost: str, seed: int) -> None:
     network = lab.network()
@@ -177,7 +177,7 @@ class Spread(Restarted):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=4))
 def test_a_new_start_of_all_machines_finds_each_shard_on_its_own_disk(lab: Lab, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     network = lab.network()

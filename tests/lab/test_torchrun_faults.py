@@ -50,7 +50,7 @@ def survivors(job: Job, hosts: list[Host], *, of_host: bool) -> tuple[Host, list
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("victim", chosen(["host"], soak=["other"]))
 def test_a_host_dies_and_comes_back(lab: Lab, job: MakeJob, victim: str, seed: int) -> None:
     made, hosts = three_in_training(lab, job, f"dies-{victim}-{seed}")
@@ -86,7 +86,7 @@ def session(told: str) -> str:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("nodes", chosen(["1:2"], soak=["2"]))
 def test_of_two_nodes_one_waits_for_the_host_to_be_started_again(lab: Lab, job: MakeJob, nodes: str, seed: int) -> None:
     network = lab.network()
@@ -106,7 +106,7 @@ def test_of_two_nodes_one_waits_for_the_host_to_be_started_again(lab: Lab, job: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("allowed", chosen([False], soak=[True]), ids=lambda allowed: f"allow_minority={allowed:d}")
 def test_of_two_nodes_one_goes_on_alone_only_where_that_is_allowed(
     lab: Lab, job: MakeJob, allowed: bool, seed: int
@@ -133,7 +133,7 @@ def test_of_two_nodes_one_goes_on_alone_only_where_that_is_allowed(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_a_spare_takes_the_place_of_a_lost_node(lab: Lab, job: MakeJob, seed: int) -> None:
     made, hosts = three_in_training(lab, job, f"spare-{seed}")
     spare = lab.host(hosts[0].nic().network)
@@ -151,7 +151,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(lab: Lab, job: MakeJob, seed: in
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("victim", chosen(["host"], soak=["other"]))
 def test_a_link_is_cut_and_healed(lab: Lab, job: MakeJob, victim: str, seed: int) -> None:
     made, hosts = three_in_training(lab, job, f"cut-{victim}-{seed}")
@@ -170,7 +170,7 @@ def test_a_link_is_cut_and_healed(lab: Lab, job: MakeJob, victim: str, seed: int
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("how", chosen(["fails"], soak=["finishes"]))
 def test_a_host_that_ends_for_good_restarts_nobody(lab: Lab, job: MakeJob, how: str, seed: int) -> None:
     network = lab.network()
@@ -196,7 +196,7 @@ def test_a_host_that_ends_for_good_restarts_nobody(lab: Lab, job: MakeJob, how: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("how", ["lost", "fails"])
 def test_a_host_that_is_done_waits_for_no_node_that_can_not_be_done(
     lab: Lab, job: MakeJob, how: str, seed: int
@@ -221,7 +221,7 @@ def test_a_host_that_is_done_waits_for_no_node_that_can_not_be_done(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_an_agent_that_is_stopped_for_a_moment_restarts_no_workers(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -240,7 +240,7 @@ def test_an_agent_that_is_stopped_for_a_moment_restarts_no_workers(lab: Lab, job
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("victim", chosen(["host"], soak=["other"]))
 def test_a_torchrun_that_hangs_is_left_behind_and_takes_its_place_again(
     lab: Lab, job: MakeJob, victim: str, seed: int
@@ -262,7 +262,7 @@ def test_a_torchrun_that_hangs_is_left_behind_and_takes_its_place_again(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_a_worker_that_ignores_sigterm_holds_a_round_up_until_torchrun_kills_it(
     lab: Lab, job: MakeJob, seed: int
 ) -> None:
@@ -284,7 +284,7 @@ def test_a_worker_that_ignores_sigterm_holds_a_round_up_until_torchrun_kills_it(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_a_third_node_that_comes_late_joins(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]

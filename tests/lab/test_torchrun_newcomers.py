@@ -38,7 +38,7 @@ def rounds_of(made: Job, host: Host, since: float) -> list[float]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=4))
 @pytest.mark.parametrize(("nodes", "count"), chosen([("2:3", 3)], soak=[("2:4", 4), ("2:5", 4)]))
 def test_a_node_in_a_crash_loop_restarts_the_others_seldom(
     lab: Lab, job: MakeJob, nodes: str, count: int, seed: int

@@ -43,7 +43,7 @@ def warnings(made: Job, host: Host) -> str:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_hosts_are_in_the_order_of_their_names(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     hosts = {name: lab.host(network, name=name) for name in ("node10", "node2", "node1")}
@@ -55,7 +55,7 @@ def test_hosts_are_in_the_order_of_their_names(lab: Lab, job: MakeJob, seed: int
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_hosts_of_one_name_are_in_the_order_of_their_addresses(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     every = [lab.host(network) for _ in range(10)]
@@ -71,7 +71,7 @@ def test_hosts_of_one_name_are_in_the_order_of_their_addresses(lab: Lab, job: Ma
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("variable", chosen(["PET_NODE_RANK"], soak=["MINGLE_NODE_RANK"]))
 def test_node_ranks_that_hosts_ask_for(lab: Lab, job: MakeJob, variable: str, seed: int) -> None:
     network = lab.network()
@@ -84,7 +84,7 @@ def test_node_ranks_that_hosts_ask_for(lab: Lab, job: MakeJob, variable: str, se
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_node_ranks_that_some_hosts_ask_for_are_named(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     first, second, third = hosts = [lab.host(network) for _ in range(3)]
@@ -97,7 +97,7 @@ def test_node_ranks_that_some_hosts_ask_for_are_named(lab: Lab, job: MakeJob, se
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_a_node_rank_that_another_host_has_is_an_error_that_names_it(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     first, second, third = (lab.host(network) for _ in range(3))
@@ -119,7 +119,7 @@ def test_a_node_rank_that_another_host_has_is_an_error_that_names_it(lab: Lab, j
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 @pytest.mark.parametrize("struck", chosen([0], soak=[1]))
 def test_a_host_that_is_killed_and_started_again_keeps_its_node_rank(
     lab: Lab, job: MakeJob, struck: int, seed: int
@@ -149,7 +149,7 @@ def test_a_node_rank_that_cannot_be_ends_at_once(lab: Lab, job: MakeJob) -> None
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_a_host_that_comes_back_is_the_last_and_a_new_start_is_in_order(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     first, second, third = hosts = [lab.host(network) for _ in range(3)]

@@ -30,7 +30,7 @@ def job() -> Iterator[MakeJob]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize(
     ("count", "nodes", "with_host"),
     chosen([(3, "2:3", 1)], soak=[(3, "2:3", 2), (4, "2:4", 2), (5, "2:5", 2)]),
@@ -104,7 +104,7 @@ def test_a_firewall_that_rejects_makes_no_second_job(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_split_from_the_start_heals_into_one_job(lab: Lab, job: MakeJob, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(4)]
@@ -121,7 +121,7 @@ def test_a_split_from_the_start_heals_into_one_job(lab: Lab, job: MakeJob, seed:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_host_that_is_cut_off_gets_no_round_once_the_others_started_again_have_theirs(
     lab: Lab, job: MakeJob, seed: int
 ) -> None:

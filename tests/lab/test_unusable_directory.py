@@ -74,7 +74,7 @@ def spoil_for(hosts: list[Host], spoil: Spoil, place: Path) -> None:
 
 @UNUSABLE
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_it_is_named_with_what_to_do(lab: Lab, tmp_path: Path, spoil: Spoil, seed: int) -> None:
     (host,) = without_udp(lab, 1)
     spoil_for([host], spoil, tmp_path)
@@ -92,7 +92,7 @@ def test_it_is_named_with_what_to_do(lab: Lab, tmp_path: Path, spoil: Spoil, see
 
 @ONE_OF_THEM
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_multicast_works_beside_it(lab: Lab, tmp_path: Path, spoil: Spoil, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -110,7 +110,7 @@ def test_multicast_works_beside_it(lab: Lab, tmp_path: Path, spoil: Spoil, seed:
 
 @ONE_OF_THEM
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_ctrl_c_ends_the_wait_at_once(lab: Lab, tmp_path: Path, spoil: Spoil, seed: int) -> None:
     (host,) = without_udp(lab, 1)
     spoil_for([host], spoil, tmp_path)
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_the_wait_at_once(lab: Lab, tmp_path: Path, spoil: Spoil, se
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
 def test_a_process_that_can_only_read_finds_the_host(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = without_udp(lab, 3)
     spoil_for(hosts[1:], make_read_only, tmp_path)

@@ -4,7 +4,10 @@
 |---|---|---|
 | quick | ``make test`` | each test that is not marked ``slow``, on its first seeds |
 | all | ``make test-all`` | each test, on as many seeds as `repeated` says |
-| soak | ``make soak`` | the tests marked ``soak``, as often as the promises count |
+| soak | ``make soak`` | the tests marked ``soak``, as often as `repeated` and `batches` say for it |
+
+A soak that takes a night is not run. On two cores it ends within two hours: each variant of a scenario of the lab runs
+three times, one that is a race five or more times; thousands of schedules are the simulator's.
 
 A test of the lab is slow unless it is marked ``quick`` (`tests/lab/conftest.py`); any other test is quick unless it is
 marked ``slow``. ``make test`` ends with the slowest tests of the run: what stands there and catches little is the next

@@ -154,7 +154,9 @@ def reaches(peer: ProbedRank) -> bool:
 
 def judge_loss(roster: Sequence[Introduction], own: int, lost: int, how: str) -> str:
     """Return ``cut`` if a rank that this one has lost still answers other machines, else how it was lost."""
-    nodes, peer = {roster[own].node, roster[lost].node}, roster[lost]
+    there = {each.rank: each for each in roster}  # a rank is no index: rank 0 sends the roster of those that came
+    peer = there[lost]
+    nodes = {there[own].node, peer.node}
     witnesses = [each for each in roster if each.node not in nodes][:WITNESSES]
     for witness in witnesses:
         with contextlib.suppress(OSError, EOFError, ValueError), dial(witness.address, witness.port) as connection:

@@ -283,6 +283,10 @@ def test_a_lost_rank_is_cut_off_if_another_machine_reaches_it_and_gone_if_none_d
     assert control.judge_loss(roster[:2], 1, 0, "silent") == "cut"
 
 
+def test_a_lost_rank_is_judged_by_a_roster_in_which_others_are_missing(roster: list[Introduction]) -> None:
+    assert control.judge_loss([roster[0], roster[2]], 2, 0, "ended") == "ended"
+
+
 def test_another_process_at_the_address_of_a_rank_is_not_taken_for_it(roster: list[Introduction]) -> None:
     imposter = structs.replace(roster[1], rank=0)
     assert control.reaches(roster[1])
