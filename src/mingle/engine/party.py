@@ -76,7 +76,7 @@ STOP_SECONDS = 5.0
 """How long the end of a loop is waited for: milliseconds, unless the process is starved of CPU."""
 
 FILES_PER_RANK = 3
-"""The files that a rank costs its host: a control connection, two store clients, and room."""
+"""The files that a rank costs its host: a control connection and two store clients."""
 FILES_PER_NODE = 3 + 16
 """The files that a node costs the agent that hosts and is agent 0: a control connection, two clients of the agents'
 store, and one of the workers' store for each of its workers, of which it rarely has more."""

@@ -18,7 +18,7 @@ from mingle.protocol.links.handshake import HostConversation, MemberConversation
 from mingle.wire.frames import AnyFrame, Ping
 
 MAX_NUMBER = 2**30
-"""The greatest number of a PING; a host that asks 1024 nodes once a second begins again after 34 years."""
+"""The greatest number of a PING; a host that asks once a second begins again after 34 years."""
 
 
 class Link(Struct, eq=False, kw_only=True):
