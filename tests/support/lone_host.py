@@ -1,4 +1,4 @@
-"""A host alone, whose callers a test plays."""
+"""A host alone: a test plays its callers, and the other hosts that it calls."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections import Counter
 from typing import Any
 
 from mingle.protocol.effects import Effect, Write
-from mingle.protocol.events import Accepted, Address, BytesReceived, StoreOpened, TimerDue
-from mingle.protocol.links.handshake import Call, MemberConversation
+from mingle.protocol.events import Accepted, Address, BytesReceived, Connected, StoreOpened, TimerDue
+from mingle.protocol.links.handshake import Call, Conversation, HostConversation, MemberConversation
 from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.node import Node
 from mingle.protocol.session.phases import Committed, State
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Offer
 from mingle.wire.frames import Path, ProcessInfo
 
 SESSION, OWN = b"S" * 16, b"H" * 16
@@ -63,17 +64,20 @@ class Alone:
             self.node.handle(TimerDue(), self.node.next_timer() or 0.0)
         self.host = self.node.host
         self.callers: dict[int, MemberConversation] = {}
+        self.others: dict[int, HostConversation] = {}
+        """The hosts that it has called, by their connections."""
         self.said: dict[int, list[Any]] = {}
 
     def phase(self) -> type[State]:
         return type(self.host.registrar.state)
 
     def done(self) -> list[Effect]:
-        """Take the effects; what was written arrives at the callers."""
+        """Take the effects; what was written arrives at the other side."""
         done = self.node.effects()
         for effect in done:
             if isinstance(effect, Write):
-                self.said[effect.conn] += self.callers[effect.conn].receive_data(effect.data)
+                other: Conversation = self.callers.get(effect.conn) or self.others[effect.conn]
+                self.said[effect.conn] += other.receive_data(effect.data)
         return done
 
     def say(self, conn: int, *said: frames.AnyFrame, now: float = 1.0) -> list[Effect]:
@@ -82,13 +86,38 @@ class Alone:
         self.node.handle(BytesReceived(conn, self.callers[conn].data_to_send()), now)
         return self.done()
 
+    def prove_other(self, conn: int, offer: Offer, *, now: float) -> list[Effect]:
+        """Another host, which was called, proves the session that it has offered."""
+        host = self.others[conn] = HostConversation(
+            job="job", attempt="", session=offer.session, addresses=offer.addresses, port=offer.port
+        )
+        self.said[conn] = []
+        self.node.handle(Connected(conn, "10.0.0.1", "eth0"), now)
+        done = self.done()
+        self.node.handle(BytesReceived(conn, host.data_to_send()), now)
+        return done + self.done()
+
+    def answer(self, conn: int, *said: frames.AnyFrame, now: float) -> list[Effect]:
+        """Another host says something on the connection on which it was called."""
+        for frame in said:
+            self.others[conn].send(frame)
+        self.node.handle(BytesReceived(conn, self.others[conn].data_to_send()), now)
+        return self.done()
+
     def call(
-        self, conn: int, *, purpose: Any = "join", key: JobKey | None = None, rank: int | None = None, now: float = 1.0
+        self,
+        conn: int,
+        *,
+        purpose: Any = "join",
+        member: bytes = b"",
+        key: JobKey | None = None,
+        rank: int | None = None,
+        now: float = 1.0,
     ) -> None:
         """Connect and prove itself."""
         call = Call(
             job="job",
-            member=conn.to_bytes(16, "big"),
+            member=member or conn.to_bytes(16, "big"),
             session=SESSION,
             purpose=purpose,
             who=ProcessInfo(hostname=f"h{conn}", pid=conn, rank=rank),
@@ -99,14 +128,11 @@ class Alone:
         if self.callers[conn].welcome is not None:
             self.say(conn, now=now)
 
-    def join(self, conn: int, rank: int | None, *, now: float = 1.0) -> None:
+    def join(self, conn: int, rank: int | None, *, now: float = 1.0, order: bytes = b"") -> None:
         self.call(conn, now=now)
         paths = (Path(host_address="10.0.0.1", local_address=f"10.0.0.{conn + 1}", interface="eth0"),)
-        self.say(
-            conn,
-            frames.Join(world_size=self.host.identity.world_size, rank=rank, node=f"n{rank}", paths=paths),
-            now=now,
-        )
+        size = self.host.identity.world_size
+        self.say(conn, frames.Join(world_size=size, rank=rank, node=f"n{rank}", paths=paths, order=order), now=now)
 
     def confirm(self, conn: int, paths: tuple[Path, ...] | None = None) -> list[Effect]:
         way = (Path(host_address="10.0.0.1", local_address=f"10.0.0.{conn + 1}", interface="eth0"),)

@@ -1,14 +1,19 @@
-"""The registrar's port in tests: it writes down what it is called with."""
+"""A registrar in tests, and its port, which writes down what it is called with."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from mingle.protocol.session.admission import Admission
 from mingle.protocol.session.mesh_proof import Proof
 from mingle.protocol.session.network_choice import GiveWay, MeshBroken, NothingShared
+from mingle.protocol.session.phases import State
+from mingle.protocol.session.registrar import Registrar
+from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
 
 Frame = TypeVar("Frame")
+SESSION, HOST = b"S" * 16, b"H" * 16
 
 
 class RecordingPort:
@@ -61,3 +66,20 @@ def told(calls: list[tuple[Any, ...]], conn: int, kind: type[Frame]) -> list[Fra
 def of(calls: list[tuple[Any, ...]], name: str) -> list[tuple[Any, ...]]:
     """Return the calls of one name."""
     return [call for call in calls if call[0] == name]
+
+
+class Recorded(Registrar):
+    """A registrar with such a port."""
+
+    def __init__(self, host: HostSeat, admission: Admission, **settings: Any) -> None:
+        self.port = RecordingPort()
+        super().__init__(SESSION, host, self.port, self.port, admission, **settings)
+
+    @property
+    def phase(self) -> type[State]:
+        """The state, read anew each time: a type checker takes an attribute for unchanged."""
+        return type(self.state)
+
+    def said(self, conn: int, kind: type[Frame]) -> list[Frame]:
+        """Return the frames of one kind that were sent on a connection, and forget all calls until now."""
+        return told(self.port.take(), conn, kind)

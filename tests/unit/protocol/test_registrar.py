@@ -13,15 +13,13 @@ from mingle.protocol.session.admission import ACKNOWLEDGE_SECONDS, Admission
 from mingle.protocol.session.applications import CHALLENGE_SECONDS
 from mingle.protocol.session.network_choice import READDRESSED_SECONDS
 from mingle.protocol.session.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
-from mingle.protocol.session.registrar import CONFIRM_AGAIN_SECONDS, Registrar
+from mingle.protocol.session.registrar import CONFIRM_AGAIN_SECONDS
 from mingle.protocol.session.roster import REMEMBERED_DEPARTURES
 from mingle.protocol.session.seats import HostSeat
 from mingle.wire import frames
 from mingle.wire.frame_codec import MAX_FRAME_BYTES, encode_frame
 from mingle.wire.frames import Path, ProcessInfo
-from tests.support.registrar_port import Frame, RecordingPort, of, told
-
-SESSION, HOST = b"S" * 16, b"H" * 16
+from tests.support.registrar_port import HOST, SESSION, Recorded, of, told
 
 
 def member(number: int) -> bytes:
@@ -39,18 +37,13 @@ def join(rank: int | None, *, size: int = 3, **more: Any) -> frames.Join:
     return frames.Join(world_size=size, rank=rank, **{**fields, **more})
 
 
-class Opened(Registrar):
-    """An open session, of three ranks unless it is told otherwise, with the port of a test."""
+class Opened(Recorded):
+    """An open session, of three ranks unless it is told otherwise."""
 
-    def __init__(self, size: int = 3, rank: int | None = 0) -> None:
+    def __init__(self, size: int = 3, rank: int | None = 0, *, confirm_seconds: float = float("inf")) -> None:
         host = HostSeat(member=HOST, applicant=join(rank, size=size), prefix_lengths={"10.0.0.1": 24})
-        self.port = RecordingPort()
-        super().__init__(SESSION, host, self.port, self.port, Admission(size))
-
-    @property
-    def phase(self) -> type[State]:
-        """The state, read anew each time: a type checker takes an attribute for unchanged."""
-        return type(self.state)
+        super().__init__(host, Admission(size))
+        self.admission.confirm_seconds = confirm_seconds
 
     def conn(self, number: int) -> int | None:
         """The connection of a member."""
@@ -87,18 +80,14 @@ class Opened(Registrar):
             self.acknowledged(1, 4.0)
             self.acknowledged(2, 4.0)
 
-    def said(self, conn: int, kind: type[Frame]) -> list[Frame]:
-        """Return the frames of one kind that were sent on a connection, and forget all other calls."""
-        return told(self.port.take(), conn, kind)
-
     def refusal(self, conn: int) -> str:
         """Return why the newcomer on a connection was refused; empty if it was not."""
         return "".join(frame.reason for frame in self.said(conn, frames.Refused))
 
 
-def at(phase: type[State]) -> Opened:
+def at(phase: type[State], **settings: Any) -> Opened:
     """A session of three that has come so far: ranks 1 and 2 come, on the connections 1 and 2."""
-    registrar = Opened()
+    registrar = Opened(**settings)
     registrar.come(1, 1)
     while registrar.phase is not phase:
         registrar.go_on()
@@ -189,11 +178,8 @@ def test_a_held_session_decides_nothing_that_cannot_be_taken_back(phase: type[St
 @pytest.mark.parametrize(
     ("phase", "ends"), [(Confirming, 1.0 + 12.0), (Acknowledging, 3.0 + ACKNOWLEDGE_SECONDS)], ids=["asked", "sealed"]
 )
-def test_a_session_that_is_held_for_too_long_is_open_again(
-    phase: type[State], ends: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Admission, "confirm_seconds", 12.0)
-    registrar = at(phase)
+def test_a_session_that_is_held_for_too_long_is_open_again(phase: type[State], ends: float) -> None:
+    registrar = at(phase, confirm_seconds=12.0)
     registrar.advance(3.0, held=True)
     registrar.go_on()
     registrar.port.take()

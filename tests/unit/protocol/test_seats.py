@@ -2,95 +2,110 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from mingle.config.launchers import Placement
 from mingle.config.order import order_key, order_of
 from mingle.protocol.session.admission import Admission
-from mingle.protocol.session.registrar import Registrar
 from mingle.protocol.session.seats import HostSeat
-from mingle.wire import frames
-from tests.support.registrar_port import RecordingPort
+from mingle.wire.frames import Join, ProcessInfo, Unit
+from tests.support.registrar_port import HOST, Recorded
 
-SESSION, HOST = b"s" * 16, b"h" * 16
+NAMED = b"\1node1"
+NODE_RANK = order_key(1, "", "")
 LAUNCHED = order_of(Placement(rank=None, world_size=4, node_rank=1, node_rank_launched=True), "node1", "10.0.0.2")
 
 
-def applicant(rank: int | None, name: str, address: str) -> frames.Join:
-    path = frames.Path(host_address="10.0.0.1", local_address=address, interface="eth0")
-    who = frames.ProcessInfo(hostname=name, pid=7, address=address)
-    return frames.Join(world_size=4, rank=rank, node=name, who=who, paths=(path,))
+def applicant(rank: int | None, number: int = 0, **more: Any) -> Join:
+    who = ProcessInfo(hostname=f"node{number}", pid=7, address=f"10.0.0.{number + 1}")
+    return Join(**{"world_size": 4, "rank": rank, "node": f"node{number}", "who": who, **more})
 
 
-def gathered(*ranks: int | None) -> Registrar:
-    """A session of four whose host has the first of these ranks; the others have joined."""
-    first, *others = ranks
-    own = applicant(first, "node0", "10.0.0.1")
-    seat = HostSeat(member=HOST, applicant=own, prefix_lengths={"10.0.0.1": 24})
-    port = RecordingPort()
-    registrar = Registrar(SESSION, seat, port, port, Admission(4))
-    for conn, rank in enumerate(others, start=1):
-        member = bytes([conn]) * 16
-        registrar.join(conn, member, applicant(rank, f"node{conn}", f"10.0.0.{conn + 1}"), now=1.0)
+def gathered(*applicants: Join) -> Recorded:
+    """A session of four whose host is the first of these; the others have joined on the connections 1, 2 …"""
+    own, *others = applicants
+    registrar = Recorded(HostSeat(member=HOST, applicant=own, prefix_lengths={"10.0.0.1": 24}), Admission(4))
+    for conn, each in enumerate(others, start=1):
+        registrar.join(conn, bytes([conn]) * 16, each, 1.0)
     return registrar
 
 
 def test_missing_are_those_that_never_came_and_departed_those_that_went() -> None:
-    registrar = gathered(0, 1, 3)
+    registrar = gathered(applicant(0), applicant(1, 1), applicant(3, 3))
     registrar.lost(1, 2.0, "it crashed")
     status = registrar.status()
     assert (status.joined, status.missing, status.departed, status.awaited) == (2, (2,), (1,), (1, 2))
     assert status.left == ("rank 1 on host node1 (10.0.0.2), pid 7: it crashed",)
     assert status.phase == "open"
-
-
-def test_a_rank_that_comes_back_has_not_departed() -> None:
-    registrar = gathered(0, 1)
-    registrar.lost(1, 2.0)
-    registrar.join(5, b"n" * 16, applicant(1, "node1", "10.0.0.2"), now=3.0)
-    assert registrar.status().departed == ()
-    assert registrar.seats.missing == (2, 3)
+    registrar.join(5, b"n" * 16, applicant(1, 1), 3.0)
+    status = registrar.status()
+    assert (status.missing, status.departed) == ((2,), ()), "it has come back"
 
 
 def test_assigned_ranks_have_no_missing_numbers() -> None:
-    registrar = gathered(None, None)
-    assert registrar.seats.assigned
-    assert registrar.seats.missing == ()
-    assert registrar.seats.connections() == [1]
+    seats = gathered(applicant(None), applicant(None, 1)).seats
+    assert (seats.assigned, seats.missing, seats.connections()) == (True, (), [1])
 
 
 @pytest.mark.parametrize(
-    ("order", "unit", "machine", "taken"),
+    ("held", "order", "unit", "machine", "taken"),
     [
-        pytest.param(order_key(1, "", ""), "rank", "other", True, id="another machine"),
-        pytest.param(order_key(1, "", ""), "rank", "node1", False, id="the ranks of one machine share its node rank"),
-        pytest.param(order_key(1, "", ""), "node", "node1", True, id="each process of mingle-run is a node"),
-        pytest.param(order_key(2, "", ""), "node", "other", False, id="another node rank"),
-        pytest.param(LAUNCHED, "node", "other", False, id="launchers number the nodes of two groups alike"),
-        pytest.param(order_key(None, "node1", "10.0.0.2"), "node", "other", False, id="a name is no claim"),
+        pytest.param(NODE_RANK, NODE_RANK, "rank", "other", True, id="another machine"),
+        pytest.param(NODE_RANK, NODE_RANK, "rank", "node1", False, id="the ranks of one machine share its node rank"),
+        pytest.param(NODE_RANK, NODE_RANK, "node", "node1", True, id="each process of mingle-run is a node"),
+        pytest.param(NODE_RANK, order_key(2, "", ""), "node", "other", False, id="another node rank"),
+        pytest.param(LAUNCHED, LAUNCHED, "node", "other", False, id="launchers number the nodes of two groups alike"),
+        pytest.param(NAMED, NAMED, "node", "other", False, id="a name is no claim"),
     ],
 )
-def test_a_node_rank_is_given_to_one_node(order: bytes, unit: frames.Unit, machine: str, taken: bool) -> None:
-    registrar = gathered(None, None)
-    holder = next(iter(registrar.seats.others()))
-    shared = order if order != order_key(2, "", "") else order_key(1, "", "")
-    holder.applicant = replace(holder.applicant, order=shared)
-    newcomer = applicant(None, "node3", "10.0.0.9")
-    newcomer = replace(newcomer, order=order, node=machine, who=replace(newcomer.who, unit=unit))
-    assert registrar.seats.same_place(newcomer) is (holder if taken else None)
+def test_a_node_rank_is_given_to_one_node(held: bytes, order: bytes, unit: Unit, machine: str, taken: bool) -> None:
+    seats = gathered(applicant(None), applicant(None, 1, order=held)).seats
+    newcomer = applicant(None, 3, order=order, node=machine, who=ProcessInfo(hostname="node3", unit=unit))
+    assert seats.same_place(newcomer) is (seats[bytes([1]) * 16] if taken else None)
 
 
 def test_members_are_one_list_until_one_comes_or_goes() -> None:
-    registrar = gathered(None, None)
-    seats = registrar.seats
+    registrar = gathered(applicant(None), applicant(None, 1))
+    seats, newcomer = registrar.seats, b"n" * 16
     before = seats.members()
     assert seats.members() is before
-    registrar.join(2, b"n" * 16, applicant(None, "node2", "10.0.0.3"), now=2.0)
-    three = seats.members()
-    assert [len(before), len(three)] == [2, 3]
-    seats[b"n" * 16].admit_by = 9.0
+    registrar.join(2, newcomer, applicant(None, 2), 2.0)
+    assert (len(before), len(seats.members())) == (2, 3)
+    seats[newcomer].admit_by = 9.0
     seats.free(seats[bytes([1]) * 16])
-    assert (len(seats.members()), len(seats.latecomers())) == (1, 1)
-    seats.admit(seats[b"n" * 16])
+    assert (len(seats.members()), seats.latecomers()) == (1, [seats[newcomer]])
+    seats.admit(seats[newcomer])
     assert (len(seats.members()), seats.latecomers()) == (2, [])
+
+
+# --- the order -------------------------------------------------------------------------------------------------------
+
+
+def on(order: bytes, *, pid: int = 1, local_rank: int | None = None) -> Join:
+    return applicant(None, order=order, who=ProcessInfo(pid=pid), local_rank=local_rank)
+
+
+@pytest.mark.parametrize(
+    ("host", "other", "first"),
+    [
+        pytest.param(on(NAMED, pid=9), on(NAMED, pid=1), False, id="process id"),
+        pytest.param(on(NAMED, local_rank=1), on(NAMED, local_rank=0), True, id="lower local rank"),
+        pytest.param(on(NAMED, local_rank=0), on(NAMED, local_rank=1), False, id="higher local rank"),
+        pytest.param(on(NAMED), on(NAMED, local_rank=3), True, id="local rank"),
+        pytest.param(on(b""), on(b"\1zebra"), True, id="order"),
+        pytest.param(on(b""), on(b"", pid=0), False, id="no order"),
+        pytest.param(on(NAMED), on(b""), False, id="the host's order"),
+        pytest.param(replace(on(b"\1zebra"), rank=0), replace(on(NAMED), rank=1), False, id="ranks are given"),
+    ],
+)
+def test_who_comes_before_the_host(host: Join, other: Join, first: bool) -> None:
+    assert bool(gathered(host, other).seats.before_host()) is first
+
+
+def test_members_without_an_order_come_last_as_they_came() -> None:
+    found = gathered(on(b"\1node3"), on(b"", pid=3), on(b"\1node2", pid=4), on(b"", pid=2)).seats.in_order()
+    assert [seat.applicant.who.pid for seat in found] == [1, 4, 3, 2]
+    assert found[0].member == HOST
