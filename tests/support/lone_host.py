@@ -117,6 +117,7 @@ class Alone:
         """Connect and prove itself."""
         call = Call(
             job="job",
+            attempt=self.host.identity.attempt,
             member=member or conn.to_bytes(16, "big"),
             session=SESSION,
             purpose=purpose,
