@@ -15,6 +15,7 @@ from tests.support.levels import chosen, repeated
 from . import Host, Lab
 from .faults import run, try_rank
 from .scenarios import results, train
+from .test_healthy import check_hosts
 from .test_run import SECONDS, start
 from .torchrun_jobs import jobs
 
@@ -169,11 +170,24 @@ def test_a_job_forms_with_the_rule_set_of_the_page(
     assert is_content(hosts[0])
 
 
+def test_nothing_is_wrong_with_the_rule_set_of_the_page(lab: Lab) -> None:
+    """Not for jobs where multicast passes one way only, nor for the commands: unicast answers go to other ports."""
+    network = lab.network("10.0.0.0/24")
+    hosts = [lab.host(network) for _ in range(2)]
+    for host in hosts:
+        for hook in ("input", "output"):
+            host.namespace.nft(page_rules(hook))
+    check_hosts(hosts)
+    hosts[1].drop("ip daddr 224.0.0.0/4 meta l4proto udp")
+    forms(hosts, "one way")
+
+
 @pytest.mark.parametrize("door", [by_init, by_torchrun], ids=["init", "torchrun"])
 def test_a_job_forms_with_the_port_range_of_the_page(lab: Lab, door: Callable[[list[Host]], None]) -> None:
-    (ranged,) = re.findall(r"^ip saddr .*tcp dport .*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    rules, replaced = re.subn(r"ip saddr .* meta l4proto tcp accept", ranged, page_rules("input"))
-    assert replaced == 1
+    ranged = re.findall(r"^ip saddr .* dport .*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    replaced = re.compile(r"( *ip saddr [^\n]* meta l4proto (udp|tcp) accept[^\n]*\n){2}")
+    rules, count = replaced.subn("\n".join([*ranged, ""]), page_rules("input"))
+    assert (len(ranged), count) == (2, 1)
     network = lab.network("10.0.0.0/24")
     hosts = [lab.host(network) for _ in range(3)]
     for host in hosts:
