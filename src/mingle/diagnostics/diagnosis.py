@@ -443,7 +443,8 @@ def _tcp(facts: Facts) -> Iterator[Finding]:
             open_firewall(facts),
         )
     elif facts.chains:
-        yield Finding("tcp", PASS, "no rule of this host's firewall drops TCP to the ports of ranks")
+        closed = [f"; not from {each} ({block})" for each, block in zip(job_hosts(facts), found, strict=False) if block]
+        yield Finding("tcp", PASS, f"this host's firewall lets TCP pass to the ports of ranks{''.join(closed)}")
 
 
 def open_firewall(facts: Facts) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec.structs import replace
 
@@ -285,7 +287,10 @@ def test_the_firewall_is_opened_to_the_hosts_of_the_job_alone(changes: dict[str,
 def test_one_network_that_tcp_passes_is_enough() -> None:
     other = "10.1.0.0/24"
     for networks in ([other, "10.0.0.0/24"], ["10.0.0.0/24", other]):
-        assert faults(replace(HEALTHY, chains=ALLOWS_NEIGHBORS, networks=networks)) == []
+        facts = replace(HEALTHY, chains=ALLOWS_NEIGHBORS, networks=networks)
+        assert faults(facts) == []
+        (told,) = [each.observation for each in examine(facts) if each.name == "tcp"]
+        assert re.findall(r"not from ([\d./]+)", told) == [other]
     assert faults(replace(HEALTHY, chains=ALLOWS_NEIGHBORS, networks=["10.2.0.0/24", other])) == [("tcp", WARN)]
 
 
