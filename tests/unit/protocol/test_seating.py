@@ -1,12 +1,14 @@
+"""Which place each member gets, and which address of the host all of them use."""
+
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mingle.protocol.session import seating
 from mingle.protocol.session.seating import common_address, contiguous, reach_matrix
@@ -16,7 +18,7 @@ from mingle.wire.frames import Join, Path, Place
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 
 
-def on(node: str, rank: int | None = None, **told: int) -> Join:
+def on(node: str, rank: int | None = None, **told: int | None) -> Join:
     return Join(world_size=1, node=node, rank=rank, **told)
 
 
@@ -36,26 +38,9 @@ def rows(places: list[Place]) -> list[tuple[int, int, int, int, int]]:
 # --- ranks are assigned -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        pytest.param("a", [(0, 0, 1, 0, 1)], id="alone"),
-        pytest.param("aaa", [(0, 0, 3, 0, 1), (1, 1, 3, 0, 1), (2, 2, 3, 0, 1)], id="one node"),
-        pytest.param("ab", [(0, 0, 1, 0, 2), (1, 0, 1, 1, 2)], id="two nodes"),
-        pytest.param(
-            "abab",
-            [(0, 0, 2, 0, 2), (2, 0, 2, 1, 2), (1, 1, 2, 0, 2), (3, 1, 2, 1, 2)],
-            id="arrivals of two nodes in turn",
-        ),
-        pytest.param(
-            "bcab",
-            [(0, 0, 2, 0, 3), (2, 0, 1, 1, 3), (3, 0, 1, 2, 3), (1, 1, 2, 0, 3)],
-            id="the host's node first, the others as they came",
-        ),
-    ],
-)
-def test_assigned_ranks(nodes: str, expected: list[tuple[int, int, int, int, int]]) -> None:
-    assert rows(place([on(node) for node in nodes])) == expected
+def test_assigned_ranks_begin_with_the_hosts_node_and_follow_the_arrival_of_the_others() -> None:
+    places = place([on(node) for node in "bcabc"])
+    assert rows(places) == [(0, 0, 2, 0, 3), (2, 0, 2, 1, 3), (4, 0, 1, 2, 3), (1, 1, 2, 0, 3), (3, 1, 2, 1, 3)]
 
 
 @EXAMPLES
@@ -131,32 +116,24 @@ def _check_nodes(nodes: list[str], places: list[Place]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("applicants", "expected"),
+    ("nodes", "told", "size", "expected"),
     [
-        pytest.param(
-            [on("a", 0, local_rank=1), on("a", 1, local_rank=0)], [1, 0], id="kept, in another order than the ranks"
-        ),
-        pytest.param(
-            [on("a", 0, local_rank=1, local_world_size=2), on("a", 1, local_rank=0, local_world_size=2)],
-            [1, 0],
-            id="kept with a fitting size",
-        ),
-        pytest.param([on("a", 0, local_rank=1), on("a", 1)], [0, 1], id="one of two says nothing"),
-        pytest.param([on("a", 0, local_rank=0), on("a", 1, local_rank=0)], [0, 1], id="twice the same"),
-        pytest.param([on("a", 0, local_rank=2), on("a", 1, local_rank=1)], [0, 1], id="counted from 1"),
-        pytest.param(
-            [on("a", 0, local_rank=1, local_world_size=4), on("a", 1, local_rank=0, local_world_size=4)],
-            [0, 1],
-            id="a size that does not fit",
-        ),
-        pytest.param(
-            [on("a", 0, local_rank=1), on("a", 1, local_rank=0), on("b", 2), on("b", 3)],
-            [0, 1, 0, 1],
-            id="one node of two says nothing: counted everywhere",
-        ),
+        pytest.param("aa", (1, 0), None, [1, 0], id="kept, in another order than the ranks"),
+        pytest.param("aa", (1, 0), 2, [1, 0], id="kept with a fitting size"),
+        pytest.param("aa", (1, 0), 4, [0, 1], id="a size that does not fit"),
+        pytest.param("aa", (1, None), None, [0, 1], id="one of two says nothing"),
+        pytest.param("aa", (0, 0), None, [0, 1], id="twice the same"),
+        pytest.param("aa", (2, 1), None, [0, 1], id="counted from 1"),
+        pytest.param("aabb", (1, 0, None, None), None, [0, 1, 0, 1], id="one node of two says nothing"),
     ],
 )
-def test_local_ranks_are_the_launchers_only_where_they_fit(applicants: list[Join], expected: list[int]) -> None:
+def test_local_ranks_are_the_launchers_only_where_they_fit(
+    nodes: str, told: tuple[int | None, ...], size: int | None, expected: list[int]
+) -> None:
+    applicants = [
+        on(node, rank, local_rank=local, local_world_size=size)
+        for rank, (node, local) in enumerate(zip(nodes, told, strict=True))
+    ]
     assert [at.local_rank for at in place(applicants)] == expected
 
 
@@ -172,14 +149,15 @@ def test_local_ranks_are_the_launchers_only_where_they_fit(applicants: list[Join
     ],
 )
 def test_node_ranks_are_the_launchers_only_where_they_fit(told: tuple[int | None, ...], expected: list[int]) -> None:
-    applicants = [
-        Join(world_size=1, node=node, rank=rank, node_rank=node_rank)
-        for rank, (node, node_rank) in enumerate(zip("aab", told, strict=True))
-    ]
+    applicants = [on(node, rank, node_rank=at) for rank, (node, at) in enumerate(zip("aab", told, strict=True))]
     assert [at.node_rank for at in place(applicants)] == expected
 
 
-# --- machines with equal keys -----------------------------------------------------------------------------------------
+# --- which members are one node ---------------------------------------------------------------------------------------
+
+A, B = "192.0.2.1", "192.0.2.2"
+BRIDGE = "172.17.0.1"
+"""An address that each of these machines has, on a bridge of its own."""
 
 
 def clone(*used: str, own: tuple[str, ...] = (), **told: int) -> Join:
@@ -188,45 +166,38 @@ def clone(*used: str, own: tuple[str, ...] = (), **told: int) -> Join:
     return Join(world_size=1, node="boot:a", paths=paths, addresses=("127.0.0.1", *used, *own), **told)
 
 
-BRIDGE = "172.17.0.1"
-"""An address that each of these machines has, on a bridge of its own."""
+def containers(*told: tuple[int | None, int | None], machines: str = "") -> list[Join]:
+    """One rank in each container, with the local and the node rank that it was told; on one machine, or not."""
+    return [
+        on(f"boot:{machine}/net:{number}/pid:{number}", local_rank=local, node_rank=node)
+        for number, ((local, node), machine) in enumerate(zip(told, machines or "a" * len(told), strict=True))
+    ]
 
 
 @pytest.mark.parametrize(
     ("applicants", "expected"),
     [
-        pytest.param([clone("192.0.2.1"), clone("192.0.2.2")], [(0, 0), (0, 1)], id="two machines"),
+        pytest.param([clone(A), clone(B)], [(0, 0), (0, 1)], id="two clones of a machine"),
         pytest.param(
-            [clone("192.0.2.1", BRIDGE), clone("192.0.2.2", own=(BRIDGE,)), clone("192.0.2.1", own=(BRIDGE,))],
+            [clone(A, BRIDGE), clone(B, own=(BRIDGE,)), clone(A, own=(BRIDGE,))],
             [(0, 0), (0, 1), (1, 0)],
-            id="two machines with the same bridge, on which the first one is the host",
+            id="two clones with the same bridge, on which the first one is the host",
         ),
         pytest.param(
-            [clone("192.0.2.1", own=("2001:db8::1",)), clone("2001:db8::1", own=("192.0.2.1",))],
+            [clone(A, own=("2001:db8::1",)), clone("2001:db8::1", own=(A,))],
             [(0, 0), (1, 0)],
             id="one machine, each rank on another interface or family",
         ),
-        pytest.param([clone("127.0.0.1"), clone("127.0.0.1")], [(0, 0), (1, 0)], id="one machine on lo"),
+        pytest.param([clone("127.0.0.1")] * 2, [(0, 0), (1, 0)], id="one machine on lo"),
+        pytest.param([clone(A), on("boot:a"), clone(A)], [(0, 0), (1, 0), (2, 0)], id="one says no addresses"),
         pytest.param(
-            [clone("192.0.2.1"), on("boot:a"), clone("192.0.2.1")],
-            [(0, 0), (1, 0), (2, 0)],
-            id="a rank that says no addresses: the key alone counts",
+            [replace(clone(A), addresses=(B,)), clone(A)], [(0, 0), (1, 0)], id="an address is newer than the list"
         ),
         pytest.param(
-            [
-                Join(world_size=1, node="boot:a", paths=(way("192.0.2.9", "192.0.2.9"),), addresses=("192.0.2.1",)),
-                clone("192.0.2.9"),
-            ],
-            [(0, 0), (1, 0)],
-            id="an address that is newer than the list counts too",
+            [clone(A, local_rank=0), clone(B, local_rank=0)], [(0, 0), (0, 1)], id="two clones, of local rank 0 each"
         ),
         pytest.param(
-            [clone("192.0.2.1", local_rank=0), clone("192.0.2.2", local_rank=0)],
-            [(0, 0), (0, 1)],
-            id="two machines, whose launcher counts local ranks",
-        ),
-        pytest.param(
-            [clone("192.0.2.1", local_rank=0, node_rank=0), clone("192.0.2.2", local_rank=1, node_rank=0)],
+            [clone(A, local_rank=0, node_rank=0), clone(B, local_rank=1, node_rank=0)],
             [(0, 0), (1, 0)],
             id="one node by its launcher's word",
         ),
@@ -235,56 +206,27 @@ BRIDGE = "172.17.0.1"
             [(0, 0), (0, 1)],
             id="two nodes by their launcher's word, though no addresses are known",
         ),
+        # Containers of one machine that see all its devices: one that says so is one node with the others.
+        pytest.param(containers((0, 0), (1, 0)), [(0, 0), (1, 0)], id="containers that are told so"),
+        pytest.param(
+            containers((0, 0), (1, 0), (0, 1), (1, 1)),
+            [(0, 0), (1, 0), (0, 1), (1, 1)],
+            id="two nodes of two containers",
+        ),
+        pytest.param(containers((0, 0), (1, None)), [(0, 0), (0, 1)], id="containers, told by halves"),
+        pytest.param(containers((0, 0), (0, 0)), [(0, 0), (0, 1)], id="containers of local rank 0 each"),
+        pytest.param(containers((0, 0), (1, 0), machines="ab"), [(0, 0), (0, 1)], id="containers of two machines"),
     ],
 )
-def test_equal_keys_with_disjoint_addresses_are_different_nodes(
+def test_members_are_one_node_by_key_addresses_and_launcher(
     applicants: list[Join], expected: list[tuple[int, int]]
 ) -> None:
-    ranked = [msgspec.structs.replace(each, rank=rank) for rank, each in enumerate(applicants)]
+    ranked = [replace(each, rank=rank) for rank, each in enumerate(applicants)]
     assert [(each.local_rank, each.node_rank) for each in place(ranked)] == expected
 
 
-# --- contiguity ---------------------------------------------------------------------------------------------
-
-
-def containers(*told: tuple[int | None, int | None], machines: str = "") -> list[Join]:
-    """One rank in each container, with the local and the node rank that it was told; on one machine, or not."""
-    machines = machines or "a" * len(told)
-    return [
-        Join(world_size=1, node=f"boot:{machine}/net:{rank}/pid:{rank}", rank=rank, local_rank=local, node_rank=node)
-        for rank, ((local, node), machine) in enumerate(zip(told, machines, strict=True))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("applicants", "expected"),
-    [
-        # Containers of one machine that see all its devices: who says so is one node with the others.
-        (containers((0, 0), (1, 0)), [(0, 0), (1, 0)]),
-        (containers((0, 0), (1, 0), (0, 1), (1, 1)), [(0, 0), (1, 0), (0, 1), (1, 1)]),
-        # Said by halves, or of two machines: each container is a node of its own.
-        (containers((0, 0), (1, None)), [(0, 0), (0, 1)]),
-        (containers((0, 0), (0, 0)), [(0, 0), (0, 1)]),
-        (containers((0, 0), (1, 0), machines="ab"), [(0, 0), (0, 1)]),
-    ],
-)
-def test_containers_of_one_machine_are_one_node_where_they_are_told_so(
-    applicants: list[Join], expected: list[tuple[int, int]]
-) -> None:
-    assert [(each.local_rank, each.node_rank) for each in place(applicants)] == expected
-
-
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        pytest.param("a", True, id="alone"),
-        pytest.param("aabb", True, id="two blocks"),
-        pytest.param("abbb", True, id="blocks of different sizes"),
-        pytest.param("abab", False, id="in turn"),
-        pytest.param("abba", False, id="a block split in two"),
-    ],
-)
-def test_contiguous(nodes: str, expected: bool) -> None:
+@pytest.mark.parametrize(("nodes", "expected"), [("a", True), ("abbb", True), ("abab", False), ("abba", False)])
+def test_each_node_holds_one_block_of_ranks_or_it_is_said(nodes: str, expected: bool) -> None:
     assert contiguous(place([on(node, rank) for rank, node in enumerate(nodes)])) is expected
 
 
@@ -293,61 +235,30 @@ def test_contiguous(nodes: str, expected: bool) -> None:
 
 LAN, FAST, GLOBAL, LINK = "192.0.2.1", "198.51.100.1", "2001:db8::1", "fe80::1"
 PREFIXES = {LAN: 24, FAST: 24, GLOBAL: 64, LINK: 64}
+ON_LAN, ON_FAST = way(LAN, "192.0.2.2"), way(FAST, "198.51.100.2")
+ON_GLOBAL, ON_LINK = way(GLOBAL, "2001:db8::2"), way(LINK, "fe80::2")
+ROUTED = way(LAN, "203.0.113.2")
 
 
 def host(own: list[str], prefixes: dict[str, int] = PREFIXES, **more: Any) -> HostSeat:
-    paths = tuple(map(way, own))
-    return HostSeat(
-        member=b"H" * 16, applicant=Join(world_size=1, node="a", paths=paths), prefix_lengths=prefixes, **more
-    )
+    applicant = Join(world_size=1, node="a", paths=tuple(map(way, own)))
+    return HostSeat(member=b"H" * 16, applicant=applicant, prefix_lengths=prefixes, **more)
 
 
 @pytest.mark.parametrize(
     ("own", "members", "expected"),
     [
-        pytest.param([LAN, FAST], [], LAN, id="nobody else: the preferred one"),
         pytest.param([], [], None, id="no address"),
-        pytest.param([LAN], [[way(LAN, "192.0.2.2")]], LAN, id="the only one"),
-        pytest.param([LAN], [[]], None, id="reached by nobody"),
-        pytest.param([LAN, FAST], [[way(LAN)], [way(FAST)]], None, id="none in common"),
+        pytest.param([LAN, FAST], [], LAN, id="nobody else: the preferred one"),
+        pytest.param([LAN, FAST], [[ON_FAST, ON_LAN]], LAN, id="equal: the host's preference, not the member's order"),
+        pytest.param([LAN], [[ON_LAN, way("203.0.113.9")]], LAN, id="a way to an address that is not ours"),
+        pytest.param([LAN, FAST], [[ROUTED, ON_FAST], [ON_LAN, ON_FAST]], FAST, id="the subnet of most, by no router"),
+        pytest.param([LINK, GLOBAL], [[ON_LINK, ON_GLOBAL]], GLOBAL, id="a global address before a link-local one"),
+        pytest.param([LINK, LAN], [[ON_LINK, ROUTED]], LAN, id="one behind routers before a link-local one"),
+        pytest.param([LINK], [[ON_LINK]], LINK, id="link-local when there is no other"),
         pytest.param(
-            [LAN, FAST],
-            [[way(LAN, "192.0.2.2"), way(FAST, "198.51.100.2")], [way(FAST, "198.51.100.3")]],
-            FAST,
-            id="the only one in common",
+            [LAN, GLOBAL], [[way(LAN, "2001:db8::2"), ON_GLOBAL]], GLOBAL, id="the other family is no neighbor"
         ),
-        pytest.param(
-            [LAN, FAST],
-            [[way(FAST, "198.51.100.2"), way(LAN, "192.0.2.2")]],
-            LAN,
-            id="equal: the host's preference, not the member's order",
-        ),
-        pytest.param(
-            [LAN, FAST],
-            [[way(LAN, "203.0.113.2"), way(FAST, "198.51.100.2")], [way(LAN, "192.0.2.3"), way(FAST, "198.51.100.3")]],
-            FAST,
-            id="the subnet of most before the preferred one behind a router",
-        ),
-        pytest.param(
-            [LINK, GLOBAL],
-            [[way(LINK, "fe80::2"), way(GLOBAL, "2001:db8::2")]],
-            GLOBAL,
-            id="a global address before a link-local one",
-        ),
-        pytest.param([LINK], [[way(LINK, "fe80::2")]], LINK, id="link-local when there is no other"),
-        pytest.param(
-            [LINK, LAN],
-            [[way(LINK, "fe80::2"), way(LAN, "203.0.113.9")]],
-            LAN,
-            id="one behind routers before a link-local one",
-        ),
-        pytest.param(
-            [LAN, GLOBAL],
-            [[way(LAN, "2001:db8::2"), way(GLOBAL, "2001:db8::2")]],
-            GLOBAL,
-            id="an address of the other family is no neighbour",
-        ),
-        pytest.param([LAN], [[way(LAN), way("203.0.113.9")]], LAN, id="a way to an address that is not ours"),
     ],
 )
 def test_common_address(own: list[str], members: list[list[Path]], expected: str | None) -> None:
@@ -355,7 +266,7 @@ def test_common_address(own: list[str], members: list[list[Path]], expected: str
 
 
 def test_an_address_without_a_known_subnet_has_no_neighbors() -> None:
-    members = [[way("203.0.113.7", "10.0.0.2"), way(LAN, "192.0.2.2")]]
+    members = [[way("203.0.113.7", "10.0.0.2"), ON_LAN]]
     for prefixes in ({LAN: 24}, {LAN: 24, "203.0.113.7": 0}):
         assert common_address(host(["203.0.113.7", LAN], prefixes), members) == LAN
 
@@ -380,28 +291,23 @@ def test_common_address_was_reached_by_all_and_is_none_only_if_there_is_none(
     assert common_address(seat, [list(reversed(paths)) for paths in reversed(members)]) == chosen
 
 
-STRAY = Path(host_address=FAST, local_address="192.0.2.9", interface="eth0", weak=True)
+def weakly(local: str) -> Path:
+    """A path to FAST that says nothing about the network of the member."""
+    return replace(way(FAST, local), weak=True)
+
+
+STRAY = weakly("192.0.2.9")
 """A member on LAN, to which rank 0 answers for its address on FAST as well."""
 
 
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
-        pytest.param([[way(LAN, "192.0.2.9"), STRAY], [way(FAST, "198.51.100.3")]], None, id="a star is no mesh"),
-        pytest.param([[way(LAN, "192.0.2.9"), STRAY], [way(LAN, "192.0.2.3")]], LAN, id="the one that is common"),
-        pytest.param(
-            [[way(FAST, "203.0.113.9")], [way(FAST, "198.51.100.3")]], FAST, id="behind a router is no other network"
-        ),
-        pytest.param(
-            [[Path(host_address=FAST, local_address="203.0.113.9", interface="eth0", weak=True)]],
-            FAST,
-            id="one that is on no other network of the host",
-        ),
-        pytest.param(
-            [[Path(host_address=FAST, local_address="198.51.100.9", interface="eth0", weak=True)]],
-            FAST,
-            id="one that is on this network by what the host knows",
-        ),
+        pytest.param([[ON_LAN, STRAY], [ON_FAST]], None, id="a star is no mesh"),
+        pytest.param([[ON_LAN, STRAY], [ON_LAN]], LAN, id="the one that is common"),
+        pytest.param([[way(FAST, "203.0.113.9")], [ON_FAST]], FAST, id="behind a router is no other network"),
+        pytest.param([[weakly("203.0.113.9")]], FAST, id="one that is on no other network of the host"),
+        pytest.param([[weakly("198.51.100.9")]], FAST, id="one that is on this network by what the host knows"),
     ],
 )
 def test_a_way_over_another_network_counts_for_nothing(members: list[list[Path]], expected: str | None) -> None:
@@ -409,7 +315,8 @@ def test_a_way_over_another_network_counts_for_nothing(members: list[list[Path]]
     assert common_address(host([FAST, LAN]), members) == expected
 
 
-BOTH = [[way(LAN, "192.0.2.2"), way(FAST, "198.51.100.2")], [way(LAN, "203.0.113.3"), way(FAST, "198.51.100.3")]]
+BOTH = [[ON_LAN, ON_FAST], [ROUTED, ON_FAST]]
+LOCAL = [[ON_LAN, ON_LINK]]
 
 
 @pytest.mark.parametrize(
@@ -417,6 +324,7 @@ BOTH = [[way(LAN, "192.0.2.2"), way(FAST, "198.51.100.2")], [way(LAN, "203.0.113
     [
         pytest.param(BOTH, {FAST}, False, LAN, id="a tunnel comes last, though all are on its subnet"),
         pytest.param(BOTH, {LAN, FAST}, False, FAST, id="nothing but tunnels"),
+        pytest.param(LOCAL, {LAN}, False, LINK, id="a tunnel also after a link-local address"),
         pytest.param([[way(FAST)]], {FAST}, False, FAST, id="a tunnel where there is nothing else"),
         pytest.param(BOTH, set(), False, FAST, id="the subnet of most"),
         pytest.param(BOTH, set(), True, LAN, id="but the user's order where there is one"),
@@ -427,20 +335,13 @@ BOTH = [[way(LAN, "192.0.2.2"), way(FAST, "198.51.100.2")], [way(LAN, "203.0.113
 def test_the_order_of_preference(
     members: list[list[Path]], last_resort: set[str], named: bool, expected: str | None
 ) -> None:
-    own = host([LAN, FAST], last_resort=frozenset(last_resort), named=named)
+    own = host([LAN, FAST, LINK], last_resort=frozenset(last_resort), named=named)
     assert common_address(own, members) == expected
 
 
 def test_reach_matrix_says_who_reached_what() -> None:
-    text = reach_matrix(
-        host([LAN, FAST]), [("rank 1 on host b", [way(LAN, "192.0.2.9", "eth1"), STRAY]), ("rank 2 on host c", [])]
-    )
-    first, *members = text.splitlines()
-    assert LAN in first
-    assert FAST in first
-    assert len(members) == 2
-    assert "rank 1 on host b" in members[0]
-    assert f"{LAN} through eth1" in members[0]
-    assert f"not {FAST} but through eth0" in members[0]
-    assert "rank 2 on host c" in members[1]
-    assert f"not {LAN}" in members[1]
+    reached = [("rank 1 on host b", [way(LAN, "192.0.2.9", "eth1"), STRAY]), ("rank 2 on host c", [])]
+    own, first, second = reach_matrix(host([LAN, FAST]), reached).splitlines()
+    assert f"{LAN}, {FAST}" in own
+    assert first.startswith(f"  rank 1 on host b: {LAN} through eth1, not {FAST} but through eth0, ")
+    assert second == f"  rank 2 on host c: not {LAN}, not {FAST}"
