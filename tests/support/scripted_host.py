@@ -6,35 +6,43 @@ import itertools
 import random
 from typing import Any
 
+from msgspec.structs import replace
+
 from mingle.protocol.effects import Dial, Effect, Write
-from mingle.protocol.events import BytesReceived, Connected, Heard, Source
+from mingle.protocol.events import Address, BytesReceived, Connected, Disconnected, Heard, Source, StoreProved, TimerDue
 from mingle.protocol.links.handshake import HostConversation
-from mingle.protocol.machine import Context, Identity
+from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.member import Joiner
 from mingle.protocol.membership import Membership
 from mingle.protocol.node import Node
+from mingle.protocol.participant import TryingPaths
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import ProcessInfo
 
 SESSION, OTHER = b"S" * 16, b"T" * 16
-ADDRESS = "10.0.0.1"
+ADDRESS, SECOND = "10.0.0.1", "10.0.0.7"
 HERE = Source(interface="eth0", address=ADDRESS)
 IDENTITY = Identity(
     job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=ProcessInfo(hostname="h1", pid=11)
 )
 
 
-def offer(session: bytes = SESSION, *, state: State = "open", port: int = 4000) -> Offer:
-    return Offer(job="job", session=session, host=session, addresses=(ADDRESS,), port=port, world_size=2, state=state)
+ENDPOINTS = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4002)
+"""Where the member can be called, as every one that was given no rank."""
+
+
+def offer(session: bytes = SESSION, *, state: State = "open", port: int = 4000, **more: Any) -> Offer:
+    plain = Offer(job="job", session=session, host=session, addresses=(ADDRESS,), port=port, world_size=2, state=state)
+    return replace(plain, **more)
 
 
 class Alone:
     """A node that looks for a host, and a host that says what it is told to say."""
 
-    def __init__(self, timeout: float = 60.0) -> None:
+    def __init__(self, timeout: float = 60.0, *, rank: int | None = 1) -> None:
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=timeout)
-        self.node = Node(IDENTITY, None, context, 0.0)
+        self.node = Node(replace(IDENTITY, rank=rank), ENDPOINTS if rank is None else None, context, 0.0)
         self.hosts: dict[int, HostConversation] = {}
         self.said: list[Any] = []
 
@@ -98,6 +106,71 @@ class Alone:
         self.hear(conn, now, frames.Confirm(session=SESSION, epoch=epoch))
         self.hear(conn, now, sealed(epoch))
         return conn
+
+
+class Member(Alone):
+    """A member that has come to this state with its host, at 0.0; it is still connected on ``conn``."""
+
+    def __init__(self, state: type, *, rank: int | None = 1, timeout: float = 60.0) -> None:
+        super().__init__(timeout, rank=rank)
+        self._dialed: list[int] = []
+        self.conn = self.join(0.0)
+        if state is TryingPaths:
+            self.node.handle(Heard(offer(addresses=(ADDRESS, SECOND)), HERE), 0.0)
+            self.node.handle(TimerDue(), 0.1)
+        steps = [frames.Confirm(session=SESSION, epoch=1), sealed(), None, frames.Go(session=SESSION, epoch=1)]
+        while self.step() is not state:
+            if (said := steps.pop(0)) is not None:
+                self.says(said, now=0.0)
+            else:
+                self.node.handle(StoreProved(SESSION, 1), 0.0)
+        self.heard()
+
+    def done(self) -> list[Effect]:
+        done = super().done()
+        self._dialed += [effect.conn for effect in done if isinstance(effect, Dial)]
+        return done
+
+    def dialed(self) -> list[int]:
+        """Return the connections that were begun since the last time."""
+        self.done()
+        dialed, self._dialed = self._dialed, []
+        return dialed
+
+    def heard(self) -> list[Any]:
+        """Return what the host has heard since the last time."""
+        self.done()
+        said, self.said = self.said, []
+        return said
+
+    def says(self, *said: frames.AnyFrame, now: float = 2.0) -> None:
+        """Let the host say this."""
+        self.hear(self.conn, now, *said)
+
+    def lose(self, now: float, reason: str = "reset") -> type:
+        """Lose the connection; return the state to which that leads."""
+        self.node.handle(Disconnected(self.conn, reason), now)
+        return self.step()
+
+    def fail(self, now: float, reason: str = "Connection refused (ECONNREFUSED)") -> None:
+        """Let each call that is under way fail."""
+        for conn in self.dialed():
+            self.node.handle(Disconnected(conn, reason), now)
+
+    def come_back(self, now: float, *said: frames.AnyFrame) -> None:
+        """Let the host answer the call that is under way or due, and hear JOIN; then it says this."""
+        calls = self.dialed()
+        if not calls:
+            self.node.handle(TimerDue(), now)
+            calls = self.dialed()
+        (self.conn,) = calls
+        self.answer(self.conn, now, *said)
+
+    def meet(self, now: float, *said: frames.AnyFrame) -> None:
+        """Let another host offer itself, prove its session, give a seat and say this."""
+        self.node.handle(Heard(offer(OTHER, port=4001), HERE), now)
+        (self.conn,) = self.dialed()
+        self.answer(self.conn, now, frames.Joined(session=OTHER), *said, session=OTHER, port=4001)
 
 
 def sealed(epoch: int = 1, store_address: str = ADDRESS) -> frames.Sealed:

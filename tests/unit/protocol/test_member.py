@@ -1,23 +1,20 @@
-"""Single steps of a member: a frame or a lost connection is handed to it, and its next state is looked at.
+"""A whole member, and a scripted host with which it speaks in bytes: from its first SEEK to GO.
 
-They concern refusals, the loss of the host, and other hosts that the member hears of. A host that answers is in
-test_member_with_host.py. The member's search, its part in the commit and its place after GO are modules of their own:
-test_search.py, test_participant.py and test_membership.py.
+The member's search, its part in the commit and its place after GO are modules of their own: test_search.py,
+test_participant.py and test_membership.py. Whole jobs run in tests/lan.
 """
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Callable
-
-import msgspec
 import pytest
+from msgspec.structs import replace
 
-from mingle.protocol.effects import Dial, Hangup
+from mingle.errors import ConflictError, DiscoveryTimeoutError
+from mingle.protocol.effects import Dial, Hangup, Multicast, ProveStore, Write
 from mingle.protocol.events import (
     Accepted,
-    Address,
+    BytesReceived,
+    Connected,
     Disconnected,
     Heard,
     InterfacesChanged,
@@ -25,12 +22,14 @@ from mingle.protocol.events import (
     StoreUnreachable,
     TimerDue,
 )
+from mingle.protocol.explain.deadline import timeout
+from mingle.protocol.explain.observations import NetworkFacts
+from mingle.protocol.links.handshake import Call, HandshakeFailed, MemberConversation
 from mingle.protocol.links.host_link import SUSPECT_SECONDS
-from mingle.protocol.links.race import ADDRESS_SECONDS, DialTarget
-from mingle.protocol.machine import Context, Endpoints
-from mingle.protocol.member import HOST_SEEN_SECONDS, Attached, Away, Searching
-from mingle.protocol.membership import RETURN_SECONDS, Membership
-from mingle.protocol.node import Node
+from mingle.protocol.links.prover import greeting
+from mingle.protocol.links.race import ADDRESS_SECONDS
+from mingle.protocol.member import Attached, Joining, Searching
+from mingle.protocol.membership import RETURN_SECONDS
 from mingle.protocol.participant import (
     STORE_RETRY_SECONDS,
     AwaitingConfirm,
@@ -39,344 +38,509 @@ from mingle.protocol.participant import (
     ProvingStore,
     TryingPaths,
 )
-from mingle.protocol.sessions import KnownSession
-from mingle.wire import frames
-from tests.support.scripted_host import ADDRESS, HERE, IDENTITY, OTHER, SESSION, Alone, offer, sealed
+from mingle.protocol.sessions import RETRY_SECONDS
+from mingle.wire import frame_codec, frames
+from mingle.wire.datagrams import Offer
+from tests.support.scripted_host import (
+    ADDRESS,
+    ENDPOINTS,
+    HERE,
+    IDENTITY,
+    OTHER,
+    SECOND,
+    SESSION,
+    Alone,
+    Member,
+    offer,
+    running,
+)
+
+ELSEWHERE = offer(OTHER, port=4001)
+"""The OFFER of another host."""
+CONFIRM, GO = frames.Confirm(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1)
+JOINED = frames.Joined(session=SESSION, epoch=1)
 
 
-class Joined:
-    """A member whose host has no ear: what it does is seen in its state."""
+def hear(alone: Alone, message: Offer, now: float) -> list[int]:
+    """Hear an OFFER; return the connections that are made then."""
+    alone.node.handle(Heard(message, HERE), now)
+    return alone.dialed()
 
-    def __init__(self, rank: int | None = 1) -> None:
-        context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-        endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4002) if rank is None else None
-        self.node = Node(msgspec.structs.replace(IDENTITY, rank=rank), endpoints, context, 0.0)
-        self.joiner = self.node.joiner
-        self.session = self.known(SESSION)
-        self.joiner.search.race(self.session, 0.0)
-        assert self.session.race is not None
-        self.session.race.paths[ADDRESS] = frames.Path(host_address=ADDRESS, local_address="10.0.0.2", interface="eth0")
-        self.joiner.join(self.session, 0.0)
-        self.hear(frames.Joined(session=SESSION))
 
-    def known(self, name: bytes) -> KnownSession:
-        session = KnownSession(offer(name), [DialTarget(ADDRESS, "eth0", 4000)])
-        assert self.joiner.sightings.add(session)
-        return session
+def test_the_way_to_its_outcome() -> None:
+    alone = Alone()
+    conn = alone.seal()
+    assert [type(frame) for frame in alone.said] == [frames.Join, frames.Confirmed]
+    assert alone.said[1].paths == (frames.Path(host_address=ADDRESS, local_address="10.0.0.2", interface="eth0"),)
+    assert alone.step() is ProvingStore
+    alone.node.handle(StoreProved(SESSION, 1), 3.0)
+    alone.done()
+    assert alone.said[-1] == frames.Ack(session=SESSION, epoch=1)
+    assert not alone.joiner.finished
+    alone.hear(conn, 3.0, GO)
+    outcome = alone.joiner.outcome
+    assert outcome is not None
+    assert (outcome.place.rank, outcome.store_port, outcome.interface, outcome.address) == (1, 5000, "eth0", "10.0.0.2")
 
-    def hear(self, *said: frames.AnyFrame) -> None:
-        for frame in said:
-            self.joiner.search.on_frame(self.session, frame, 1.0)
 
-    def confirm(self) -> None:
-        assert self.session.race is not None
-        self.session.race.stop_trying()
-        self.joiner.after_connection(1.0)
+@pytest.mark.parametrize("seated", [False, True])
+def test_member_without_a_seat_asks_again_soon_when_its_interfaces_change(seated: bool) -> None:
+    """A host whose job runs speaks only when it is asked."""
+    alone, asked = Member(AwaitingConfirm) if seated else Alone(), 0
+    for until in (40.0, 40.5):
+        asked = 0
+        while (due := alone.node.next_timer()) is not None and due < until:
+            alone.node.handle(TimerDue(), due)
+            asked += sum(isinstance(each, Multicast) and not each.browse for each in alone.done())
+        alone.node.handle(InterfacesChanged(), 40.0)
+    assert asked == 0 if seated else asked >= 3
 
-    def seal(self, epoch: int = 1) -> None:
-        self.hear(frames.Confirm(session=SESSION, epoch=epoch))
-        self.confirm()
-        self.hear(sealed(epoch))
 
-    def prove_store(self, now: float = 3.0) -> None:
-        self.node.handle(StoreProved(SESSION, 1), now)
+def test_a_store_that_is_not_reached_is_tried_again_until_the_epoch_is_void() -> None:
+    member = Member(ProvingStore)
+    member.node.handle(StoreUnreachable(SESSION, 1, "refused"), 3.0)
+    assert list(member.joiner.diagnostics.store_failures.values()) == ["refused"]
+    member.done()
+    for now, again in ((2.9 + STORE_RETRY_SECONDS, False), (3.0 + STORE_RETRY_SECONDS, True)):
+        member.node.handle(TimerDue(), now)
+        assert any(isinstance(effect, ProveStore) for effect in member.done()) is again
+    member.says(frames.Void(session=SESSION, epoch=1, reason="test"), now=4.0)
+    member.node.handle(StoreProved(SESSION, 1), 4.0)
+    assert (member.step(), member.heard()) == (AwaitingConfirm, [])
 
-    def reach(self, state: type) -> None:
-        """Go on to this state of the member, or of its part in the commit."""
-        steps: list[Callable[[], None]] = [
-            lambda: self.hear(frames.Confirm(session=SESSION, epoch=1)),
-            self.confirm,
-            lambda: self.hear(sealed()),
-            self.prove_store,
-            lambda: self.hear(frames.Go(session=SESSION, epoch=1)),
-        ]
-        while self.state() is not state:
-            steps.pop(0)()
 
-    def state(self) -> type:
-        part = self.joiner.part
-        return type(self.joiner.state if part is None else part.state)
-
-    def membership(self) -> Membership:
-        assert self.joiner.membership is not None
-        return self.joiner.membership
-
-    def lose(self, reason: str, now: float) -> bool:
-        """The connection ends; tells whether the same session is tried first."""
-        self.session.hang_up()
-        self.session.retry_later(now)
-        self.joiner.host_lost(self.session, reason, now)
-        return self.joiner.returns_to is not None
+# --- the host is lost ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", [AwaitingConfirm, TryingPaths, AwaitingSeal, ProvingStore, AwaitingGo, Attached])
 def test_member_returns_after_a_loss_once_it_has_confirmed(state: type) -> None:
-    joined = Joined()
-    joined.reach(state)
-    returning = state in (AwaitingSeal, ProvingStore, AwaitingGo, Attached)
-    assert joined.lose("reset", 5.0) is returning
-    assert joined.joiner.session is None
-    assert (joined.joiner.returns_to is joined.session) is returning
+    member = Member(state)
+    session = member.joiner.session
+    member.lose(5.0)
+    returns = state in (AwaitingSeal, ProvingStore, AwaitingGo, Attached)
+    assert (member.joiner.session, member.joiner.returns_to) == (None, session if returns else None)
 
 
-@pytest.mark.parametrize(("state", "returns_to"), [(ProvingStore, AwaitingConfirm), (AwaitingGo, AwaitingGo)])
-def test_only_an_acknowledged_seal_outlasts_a_loss(state: type, returns_to: type) -> None:
-    joined = Joined()
-    joined.reach(state)
-    joined.lose("reset", 5.0)
-    joined.joiner.join(joined.session, 6.0)
-    joined.hear(frames.Joined(session=SESSION, epoch=1))
-    assert joined.state() is returns_to
+@pytest.mark.parametrize(("state", "comes_to"), [(ProvingStore, AwaitingConfirm), (AwaitingGo, AwaitingGo)])
+def test_only_an_acknowledged_seal_outlasts_a_loss(state: type, comes_to: type) -> None:
+    member = Member(state)
+    member.lose(5.0)
+    member.come_back(6.0, JOINED)
+    assert member.step() is comes_to
 
 
-def test_callers_of_the_mesh_go_with_the_session_also_before_it_has_given_a_seat() -> None:
-    joined = Joined()
-    joined.node.endpoints = Endpoints(addresses=(Address("10.0.0.2", "eth0", 24),), port=4002)
-    joined.reach(AwaitingSeal)
-    joined.lose("reset", 5.0)
-    joined.joiner.join(joined.session, 6.0)
-    joined.node.handle(Accepted(99, "10.0.0.3"), 6.1)
-    assert 99 in joined.node.links
-    joined.lose("reset", 6.2)
-    assert 99 not in joined.node.links, "while this process hosts a session, nobody looks after them"
-
-
-def test_a_member_that_comes_back_late_still_lacks_go_alone() -> None:
-    joined = Joined()
-    joined.reach(AwaitingGo)
-    joined.lose("reset", 5.0)
-    joined.session.hang_up()
-    joined.node.handle(TimerDue(), 5.0 + RETURN_SECONDS)
-    assert joined.state() is Searching
-    joined.joiner.search.race(joined.session, 20.0)
-    assert joined.session.race is not None
-    joined.session.race.paths[ADDRESS] = frames.Path(host_address=ADDRESS, local_address="10.0.0.2", interface="eth0")
-    joined.joiner.join(joined.session, 20.0)
-    joined.hear(frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
-    assert joined.joiner.outcome is not None
+@pytest.mark.parametrize("late", [False, True], ids=["it breaks once more", "it comes back late"])
+def test_a_member_that_comes_back_lacks_go_alone(late: bool) -> None:
+    """Its host may have decided GO with its ACK."""
+    member = Member(AwaitingGo)
+    member.lose(5.0)
+    if late:
+        member.fail(5.0)
+        assert member.step() is Searching
+        now = 5.0 + RETURN_SECONDS
+        member.node.handle(Heard(offer(), HERE), now)
+    else:
+        member.come_back(5.1)
+        assert member.step() is Joining
+        member.lose(5.2)
+        now = 5.2 + RETRY_SECONDS
+    member.come_back(now, JOINED, GO)
+    assert member.step() is Attached
 
 
 def test_a_seal_is_forgotten_when_another_session_gives_a_seat() -> None:
     """Otherwise an agent that may count there already would count here as well."""
-    joined = Joined()
-    joined.reach(AwaitingGo)
-    other = joined.known(OTHER)
-    joined.lose("reset", 5.0)
-    joined.session.hang_up()
-    joined.node.handle(TimerDue(), 5.0 + RETURN_SECONDS)
-    joined.joiner.join(other, 11.0)
-    joined.joiner.host_said(other, frames.Joined(session=OTHER), 11.0)
-    joined.joiner.host_lost(other, "reset", 12.0)
-    joined.joiner.join(joined.session, 13.0)
-    joined.hear(frames.Joined(session=SESSION, epoch=1))
-    assert joined.state() is AwaitingConfirm
+    member = Member(AwaitingGo)
+    member.lose(5.0)
+    member.fail(5.0)
+    member.meet(11.0)
+    member.lose(12.0)
+    member.node.handle(Heard(offer(), HERE), 13.0)
+    member.come_back(13.0, JOINED)
+    assert member.step() is AwaitingConfirm
 
 
-def formed() -> Joined:
-    joined = Joined()
-    joined.seal()
-    joined.node.handle(StoreProved(SESSION, 1), 3.0)
-    joined.hear(frames.Go(session=SESSION, epoch=1))
-    assert joined.state() is Attached
-    return joined
+def test_epochs_of_one_session_do_not_bind_another() -> None:
+    member = Member(AwaitingConfirm)
+    member.says(frames.Confirm(session=SESSION, epoch=7), frames.Void(session=SESSION, epoch=7, reason=""))
+    member.lose(2.1)
+    member.meet(3.0, frames.Confirm(session=OTHER, epoch=1))
+    assert member.step() is AwaitingSeal
 
 
-def test_a_host_that_is_lost_after_go_is_given_up_when_it_cannot_be_returned_to() -> None:
-    joined = formed()
-    membership = joined.membership()
-    assert not membership.host_lost_error
-    assert joined.lose("reset", 5.0)
-    assert not membership.host_lost_error, "it is tried again first"
-    state = joined.joiner.state
-    assert isinstance(state, Away)
-    joined.session.hang_up()
-    joined.node.handle(TimerDue(), state.way_back.until)
-    assert membership.host_lost_error
-    assert "reset" in membership.loss
+@pytest.mark.parametrize(
+    ("connects", "reason", "ended"),
+    [
+        pytest.param(False, "Connection refused (ECONNREFUSED)", True, id="refused"),
+        # This machine can have lost its own address.
+        pytest.param(False, "Network is unreachable (ENETUNREACH)", False, id="no route"),
+        pytest.param(True, "reset", False, id="reset before the proof"),
+    ],
+)
+def test_member_waits_for_its_host_unless_that_refuses_connections(connects: bool, reason: str, ended: bool) -> None:
+    """The host may have decided GO with its votes."""
+    member = Member(ProvingStore)
+    member.lose(3.0)
+    (conn,) = member.dialed()
+    if connects:
+        member.hosts[conn] = member.hosts[member.conn]
+        member.node.handle(Connected(conn, "10.0.0.2", "eth0"), 3.01)
+        member.node.effects()
+    member.node.handle(Disconnected(conn, reason), 3.02)
+    assert bool(hear(member, ELSEWHERE, 3.1)) is ended
+    if not ended:
+        member.come_back(3.02 + RETRY_SECONDS)
+        assert member.step() is Joining
+
+
+def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
+    member = Member(ProvingStore)
+    member.lose(2.0)
+    assert len(member.dialed()) == 1
+    assert hear(member, ELSEWHERE, 2.1) == []
+    member.node.handle(TimerDue(), 2.1 + ADDRESS_SECONDS)
+    assert member.joiner.returns_to is not None
+    for now in (2.0 + RETURN_SECONDS, 2.0 + RETURN_SECONDS + ADDRESS_SECONDS, 9.0):
+        member.node.handle(TimerDue(), now)
+    assert member.joiner.returns_to is None
+
+
+def test_member_that_leaves_before_go_sends_no_ready() -> None:
+    member = Member(AwaitingGo)
+    member.node.close("gave up")
+    assert Hangup(member.conn) in member.done()
+    assert member.heard() == [frames.Leave(session=SESSION, reason="gave up")]
+
+
+# --- a host that refuses, or says what it must not -------------------------------------------------------------------
 
 
 def test_refused_member_searches_again() -> None:
-    joined = Joined()
-    joined.session.confirmed = True
-    joined.hear(frames.Refused(reason="full"))
-    assert joined.joiner.session is None
-    assert joined.state() is Searching
-    assert not joined.session.confirmed
+    member = Member(AwaitingSeal)
+    session = member.joiner.session
+    assert session is not None
+    assert session.confirmed
+    member.says(frames.Refused(reason="full"))
+    assert (member.step(), member.joiner.session, session.confirmed) == (Searching, None, False)
 
 
 @pytest.mark.parametrize("reason", ["running", "world size"])
 def test_a_host_that_was_only_asked_cannot_refuse(reason: frames.RefusalReason) -> None:
     """Any process can prove a session without a secret: it must not end the vote of a member of another one."""
-    joined = Joined()
-    joined.seal()
-    other = joined.known(OTHER)
-    joined.joiner.search.on_frame(other, frames.Refused(reason=reason), 2.0)
-    assert joined.joiner.failure is None
-    assert joined.state() is ProvingStore
-    joined.node.handle(StoreProved(SESSION, 1), 2.0)
-    joined.hear(frames.Go(session=SESSION, epoch=1))
-    assert joined.joiner.outcome is not None
+    member = Member(ProvingStore)
+    (conn,) = hear(member, offer(OTHER, state="sealed", port=4001), 2.0)
+    member.answer(conn, 2.0, frames.Refused(reason=reason), session=OTHER, port=4001)
+    assert (member.joiner.failure, member.step()) == (None, ProvingStore)
+    member.node.handle(StoreProved(SESSION, 1), 2.0)
+    member.says(GO)
+    assert member.step() is Attached
 
 
 @pytest.mark.parametrize(
-    "said", [frames.Joined(session=SESSION), frames.Refused(reason="session")], ids=["joined", "refused"]
+    ("said", "comes_to"),
+    [
+        pytest.param(frames.Joined(session=SESSION), ProvingStore, id="JOINED again"),
+        pytest.param(frames.Refused(reason="session"), Searching, id="REFUSED after JOINED"),
+        pytest.param(running("open"), ProvingStore, id="RUNNING to a member"),
+    ],
 )
-def test_a_host_that_answers_a_join_twice_does_no_harm(said: frames.AnyFrame) -> None:
-    joined = Joined()
-    joined.seal()
-    joined.node.handle(StoreUnreachable(SESSION, 1, "refused"), 1.0)
-    joined.hear(said)
-    joined.node.handle(TimerDue(), 1.0 + STORE_RETRY_SECONDS)
+def test_a_host_that_says_what_makes_no_sense_does_no_harm(said: frames.AnyFrame, comes_to: type) -> None:
+    member = Member(ProvingStore)
+    member.node.handle(StoreUnreachable(SESSION, 1, "refused"), 1.0)
+    member.says(said)
+    member.node.handle(TimerDue(), 1.0 + STORE_RETRY_SECONDS)
+    assert member.step() is comes_to
 
 
-# --- a host that closes for another one, where ranks are assigned ---------------------------------------------------
+def test_what_a_host_says_after_it_has_refused_means_nothing() -> None:
+    alone = Alone()
+    (conn,) = hear(alone, offer(), 1.0)
+    closed = frames.Closed(session=SESSION, reason="two rank 0s", conflict=True)
+    alone.answer(conn, 1.0, frames.Refused(reason="session"), closed)
+    assert alone.joiner.search.conflict is None
 
 
-def test_a_member_makes_at_once_for_the_host_for_which_its_own_has_closed() -> None:
-    joined = Joined(None)
-    new = joined.known(OTHER)
-    joined.hear(frames.Closed(session=SESSION, offer=new.offer))
-    assert (joined.joiner.session, joined.state()) == (None, Searching)
-    assert new.races_to("join")
-    joined.joiner.search.on_proved(new, 2.0)
-    assert joined.joiner.session is new
+# --- a host that closes for another one ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "state", "follows"),
+    [
+        pytest.param(None, AwaitingConfirm, True, id="where ranks are assigned"),
+        pytest.param(None, AwaitingSeal, True, id="also once it has confirmed"),
+        pytest.param(None, Attached, False, id="not if the job has formed"),
+        pytest.param(1, AwaitingConfirm, False, id="not with a given rank"),
+    ],
+)
+def test_a_member_makes_at_once_for_the_host_for_which_its_own_has_closed(
+    rank: int | None, state: type, follows: bool
+) -> None:
+    member = Member(state, rank=rank)
+    member.says(frames.Closed(session=SESSION, offer=ELSEWHERE))
+    assert member.joiner.returns_to is None
+    assert member.step() is (Attached if state is Attached else Searching)
+    calls = member.dialed()
+    assert len(calls) == follows
+    for conn in calls:
+        member.answer(conn, 2.0, session=OTHER, port=4001)
+        assert (member.step(), member.heard()[-1].rank) == (Joining, None)
 
 
 def test_a_member_that_does_not_reach_that_host_looks_for_any() -> None:
-    joined = Joined(None)
-    new = joined.known(OTHER)
-    joined.hear(frames.Closed(session=SESSION, offer=new.offer))
-    assert joined.joiner.search._client.seeker.next_timer() == 1.0
-    joined.node.handle(TimerDue(), 1.0 + ADDRESS_SECONDS)
-    assert not new.races_to("join")
-    assert not joined.node.expects_host(1.1 + ADDRESS_SECONDS)
+    member = Member(AwaitingConfirm, rank=None)
+    member.says(frames.Closed(session=SESSION, offer=ELSEWHERE))
+    assert member.node.expects_host(2.0)
+    member.node.handle(TimerDue(), 2.0)
+    assert any(isinstance(each, Multicast) and not each.browse for each in member.done()), "it asks meanwhile"
+    member.node.handle(TimerDue(), 2.0 + ADDRESS_SECONDS)
+    assert not member.node.expects_host(2.1 + ADDRESS_SECONDS)
 
 
 def test_a_session_that_is_just_asked_whether_it_lives_is_raced_for_again_to_join_it() -> None:
-    joined = Joined(None)
-    new = joined.known(OTHER)
-    joined.joiner.sightings.race(new, IDENTITY.call(OTHER, "probe"), 1.0)
-    joined.hear(frames.Closed(session=SESSION, offer=new.offer))
-    assert new.races_to("join")
-
-
-def test_a_member_that_has_confirmed_does_not_return_to_a_session_that_is_closed() -> None:
-    joined = Joined(None)
-    new = joined.known(OTHER)
-    joined.hear(frames.Confirm(session=SESSION, epoch=1))
-    joined.confirm()
-    assert joined.state() is AwaitingSeal
-    joined.hear(frames.Closed(session=SESSION, offer=new.offer))
-    assert joined.joiner.returns_to is None
-    assert new.races_to("join")
-
-
-def test_a_member_whose_job_has_formed_makes_for_no_other_host() -> None:
-    joined = Joined(None)
-    new = joined.known(OTHER)
-    joined.seal()
-    joined.node.handle(StoreProved(SESSION, 1), 1.0)
-    joined.hear(frames.Go(session=SESSION, epoch=1), frames.Closed(session=SESSION, offer=new.offer))
-    assert new.race is None
+    member = Member(AwaitingConfirm, rank=None)
+    assert len(hear(member, replace(ELSEWHERE, state="sealed"), 1.0)) == 1
+    member.says(frames.Closed(session=SESSION, offer=ELSEWHERE))
+    (conn,) = member.dialed()
+    member.answer(conn, 2.0, session=OTHER, port=4001)
+    assert member.step() is Joining
 
 
 def test_a_host_without_this_member_sends_it_nowhere() -> None:
-    joined = Joined(None)
-    new, other = joined.known(OTHER), joined.known(b"T" * 16)
-    joined.joiner.search.on_frame(other, frames.Closed(session=other.name, offer=new.offer), 1.0)
-    assert new.race is None
-    assert joined.joiner.session is joined.session
+    member = Member(AwaitingConfirm, rank=None)
+    (conn,) = hear(member, offer(OTHER, state="sealed", port=4001), 1.0)
+    third = offer(b"U" * 16, port=4002)
+    member.answer(conn, 1.0, frames.Closed(session=OTHER, offer=third), session=OTHER, port=4001)
+    assert (member.dialed(), member.step()) == ([], AwaitingConfirm)
 
 
 def test_a_member_makes_for_no_session_of_its_own() -> None:
-    joined = Joined(None)
-    joined.hear(frames.Closed(session=SESSION, offer=msgspec.structs.replace(offer(OTHER), host=IDENTITY.member)))
-    assert joined.joiner.sightings.get(OTHER) is None
+    member = Member(AwaitingConfirm, rank=None)
+    member.says(frames.Closed(session=SESSION, offer=replace(ELSEWHERE, host=IDENTITY.member)))
+    assert (member.dialed(), member.joiner.sightings.get(OTHER)) == ([], None)
 
 
-# --- other hosts, and other paths ----------------------------------------------------------------------------------
+# --- other hosts that it hears of ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", [None, 1])
 def test_a_member_without_a_rank_tells_its_host_of_others(rank: int | None) -> None:
-    joined = Joined(rank)
-    joined.node.handle(Heard(offer(OTHER), HERE), 2.0)
-    other = joined.joiner.sightings.get(OTHER)
-    assert other is not None
-    assert other.race is None
-    assert other.report_at == (0.0 if rank is not None else 2.0 + HOST_SEEN_SECONDS)
+    member = Member(AwaitingSeal, rank=rank)
+    for now, again in ((2.0, True), (2.5, False), (3.0, True)):
+        assert hear(member, ELSEWHERE, now) == []
+        assert member.heard() == [frames.HostSeen(offer=ELSEWHERE)] * (again and rank is None)
 
 
-def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
-    joined = Joined()
-    joined.seal()
-    assert joined.lose("reset", 2.0)
-    assert joined.session.races_to("join")
-    joined.node.handle(Heard(offer(OTHER), HERE), 2.1)
-    other = joined.joiner.sightings.get(OTHER)
-    assert other is not None
-    assert other.race is None
-    joined.node.handle(TimerDue(), 2.1 + ADDRESS_SECONDS)
-    assert joined.joiner.returns_to is joined.session
-    for now in (2.0 + RETURN_SECONDS, 2.0 + RETURN_SECONDS + ADDRESS_SECONDS, 9.0):
-        joined.node.handle(TimerDue(), now)
-    assert joined.joiner.returns_to is None
-
-
-@pytest.mark.parametrize(("address", "suspected"), [(ADDRESS, False), ("10.0.0.7", True)])
-def test_a_host_that_no_longer_offers_the_address_in_use_is_asked_whether_it_lives(
-    address: str, suspected: bool
+@pytest.mark.parametrize(
+    ("state", "answers", "suspected", "kept"),
+    [
+        pytest.param(AwaitingConfirm, False, True, False, id="it is silent"),
+        pytest.param(AwaitingConfirm, True, True, True, id="it answers"),
+        pytest.param(AwaitingSeal, False, False, True, id="the member has confirmed"),
+    ],
+)
+def test_member_doubts_a_silent_host_only_when_another_one_offers_itself(
+    state: type, answers: bool, suspected: bool, kept: bool
 ) -> None:
+    member = Member(state)
+    member.node.handle(TimerDue(), 30.0)
+    assert member.step() is state
+    hear(member, ELSEWHERE, 30.0)
+    assert member.heard() == [frames.Ping()] * suspected
+    if answers:
+        member.says(frames.Pong(), now=31.0)
+    member.node.handle(TimerDue(), 30.0 + SUSPECT_SECONDS)
+    assert (member.step() is state) is kept
+    assert (Hangup(member.conn) not in member.done()) is kept
+
+
+def test_a_stranger_under_the_sessions_name_is_no_sign_of_life() -> None:
+    """Without a secret any process can offer a further address of a session, and takes the connection there."""
+    member = Member(AwaitingConfirm)
+    member.node.handle(Heard(offer(addresses=(ADDRESS, "10.0.0.66")), HERE), 30.0)
+    member.node.handle(TimerDue(), 30.0)
+    (stranger,) = member.dialed()
+    member.node.handle(Connected(stranger, "10.0.0.2", "eth0"), 30.0)
+    member.node.effects()
+    hear(member, ELSEWHERE, 30.1)
+    member.node.handle(BytesReceived(stranger, frame_codec.PREFACE[:4]), 31.0)
+    member.node.handle(TimerDue(), 30.1 + SUSPECT_SECONDS)
+    assert member.step() is Searching
+
+
+def test_a_session_that_says_it_reopened_is_joined_only_by_proof() -> None:
     alone = Alone()
-    alone.join()
-    alone.node.handle(Heard(msgspec.structs.replace(offer(), addresses=(address,)), HERE), 2.0)
-    alone.done()
-    assert (alone.said[-1] == frames.Ping()) is suspected
+    (probe,) = hear(alone, offer(state="sealed"), 1.0)
+    alone.answer(probe, 1.0, running("sealed"))
+    (conn,) = hear(alone, offer(state="open"), 2.0)
+    assert alone.blocked()
+    alone.answer(conn, 2.0, frames.Joined(session=SESSION))
+    assert (alone.blocked(), alone.step()) == (False, AwaitingConfirm)
 
 
-def test_a_member_that_has_confirmed_goes_back_to_a_host_whose_address_has_gone() -> None:
-    """The host has ended the old connection, and its FIN went nowhere: TCP would notice after ten seconds."""
-    alone = Alone()
-    conn = alone.join()
-    alone.hear(conn, 2.0, frames.Confirm(session=SESSION, epoch=1))
-    assert alone.step() is AwaitingSeal
-    alone.node.handle(Heard(msgspec.structs.replace(offer(), addresses=("10.0.0.7",)), HERE), 3.0)
-    alone.done()
-    alone.node.handle(TimerDue(), 3.0 + SUSPECT_SECONDS)
-    done = alone.done()
-    assert Hangup(conn) in done
-    assert "10.0.0.7" in [effect.address for effect in done if isinstance(effect, Dial)]
+# --- paths -----------------------------------------------------------------------------------------------------------
 
 
-def fail_a_second_path(alone: Alone, reason: str) -> None:
-    """The host names another address, where it is not reached."""
-    alone.node.handle(Heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE), 2.0)
-    alone.node.handle(TimerDue(), 2.1)
-    (second,) = alone.dialed()
-    alone.node.handle(Disconnected(second, reason), 2.2)
+@pytest.mark.parametrize("state", [AwaitingConfirm, AwaitingSeal])
+@pytest.mark.parametrize("address", [ADDRESS, SECOND])
+def test_a_host_that_no_longer_offers_the_address_in_use_must_show_that_it_lives(state: type, address: str) -> None:
+    """It has ended the old connection, and its FIN went nowhere: TCP would notice after ten seconds."""
+    member = Member(state)
+    hear(member, offer(addresses=(address,)), 3.0)
+    suspected = address != ADDRESS
+    assert member.heard() == [frames.Ping()] * suspected
+    member.node.handle(TimerDue(), 3.0 + SUSPECT_SECONDS)
+    done = member.done()
+    assert (Hangup(member.conn) in done) is suspected
+    assert (SECOND in [effect.address for effect in done if isinstance(effect, Dial)]) is suspected
+    assert (member.joiner.returns_to is not None) is (suspected and state is AwaitingSeal)
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_when_the_own_interfaces_change_the_paths_are_proved_again(confirmed: bool) -> None:
-    alone = Alone()
-    conn = alone.join()
-    fail_a_second_path(alone, "Network is unreachable")
+    member = Member(AwaitingConfirm)
+    member.node.handle(Heard(offer(addresses=(ADDRESS, SECOND)), HERE), 2.0)
+    member.node.handle(TimerDue(), 2.1)
+    member.fail(2.2, "Network is unreachable")
     if confirmed:
-        alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
-    alone.node.handle(InterfacesChanged(), 3.0)
+        member.says(CONFIRM, now=2.3)
+    member.node.handle(InterfacesChanged(), 3.0)
     # A member that has confirmed has told its host what counts.
-    assert len(alone.dialed()) == (0 if confirmed else 1)
+    assert len(member.dialed()) == (0 if confirmed else 1)
 
 
 def test_a_change_of_the_interfaces_that_ends_the_last_attempt_lets_the_member_confirm() -> None:
-    alone = Alone()
-    conn = alone.join()
-    alone.node.handle(Heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE), 2.0)
-    alone.node.handle(TimerDue(), 2.1)
-    assert len(alone.dialed()) == 1
-    alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
-    assert alone.step() is TryingPaths, "it still tries the other address"
+    member = Member(TryingPaths)
+    assert len(member.dialed()) == 1, "it still tries the other address"
     # The process was stopped meanwhile, and the time of that address is over.
-    alone.node.handle(InterfacesChanged(), 2.1 + ADDRESS_SECONDS + 2.0)
-    alone.done()
-    assert isinstance(alone.said[-1], frames.Confirmed)
+    member.node.handle(InterfacesChanged(), ADDRESS_SECONDS + 2.0)
+    assert isinstance(member.heard()[-1], frames.Confirmed)
+
+
+def test_a_path_that_failed_while_the_connection_broke_is_proved_before_it_counts() -> None:
+    member, two = Member(AwaitingConfirm), (ADDRESS, SECOND)
+    member.lose(3.0)
+    (conn,) = hear(member, offer(addresses=two), 3.5)
+    member.answer(conn, 3.5, frames.Joined(session=SESSION), addresses=two)
+    (other,) = member.dialed()
+    member.node.handle(Disconnected(other, "reset"), 4.0)
+    member.hear(conn, 4.1, CONFIRM)
+    assert member.step() is TryingPaths, "it confirms once each path was tried again"
+
+
+# --- why it waits, and the end of its time ---------------------------------------------------------------------------
+
+
+def test_the_deadline() -> None:
+    member = Member(AwaitingConfirm, timeout=10.0)
+    member.node.handle(TimerDue(), 9.1)
+    assert member.heard() == [frames.Ask(what="status")]
+    assert not member.node.expired(9.9)
+    assert member.node.expired(10.0)
+    member.node.give_up(timeout(member.node.situation(), NetworkFacts()))
+    assert isinstance(member.joiner.failure, DiscoveryTimeoutError)
+    assert member.node.next_timer() is None
+
+
+@pytest.mark.parametrize(
+    ("ended_at", "gone"),
+    [
+        pytest.param(2.0, True, id="it has gone"),
+        pytest.param(9.9, False, id="its time was up as well"),
+        pytest.param(None, False, id="it is still there"),
+    ],
+)
+def test_a_host_that_has_gone_is_told_from_one_whose_time_was_up_as_well(ended_at: float | None, gone: bool) -> None:
+    alone = Alone(timeout=10.0)
+    alone.node.handle(TimerDue(), 0.5)  # it asks before it has heard of the host
+    conn, status = alone.join(), frames.Status(joined=2, world_size=3, missing=(2,))
+    alone.hear(conn, 1.5, status)
+    if ended_at is not None:
+        alone.hear(conn, ended_at, frames.Closed(session=SESSION, reason="its user stopped it"))
+        alone.node.handle(TimerDue(), ended_at + 0.05)
+        assert any("its user stopped it" in told for told in alone.joiner.diagnostics.hosts.values())
+    situation = alone.node.situation()
+    assert (situation.gone, situation.status) == (gone, status)
+
+
+def test_the_status_of_an_earlier_session_explains_nothing() -> None:
+    member, status = Member(AwaitingConfirm), frames.Status(joined=1, world_size=2, missing=(0,))
+    member.says(status)
+    member.lose(3.0)
+    member.meet(4.0)
+    assert member.joiner.status is None
+    member.says(status)
+    member.lose(6.0)
+    member.node.handle(TimerDue(), 6.0 + RETRY_SECONDS)
+    member.meet(7.0)
+    assert member.joiner.status == status
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_running_job_that_ends_in_a_conflict_explains_that_none_comes(another: bool) -> None:
+    alone = Alone(timeout=10.0)
+    (conn,) = hear(alone, offer(OTHER, state="sealed"), 1.0)
+    alone.answer(conn, 1.0, running(), session=OTHER)
+    alone.hear(conn, 3.0, frames.Closed(session=OTHER, reason="two rank 0s", conflict=True))
+    assert not alone.joiner.finished, "the next one to come may be the only one"
+    alone.node.handle(Disconnected(conn, "the other side closed the connection"), 3.0)
+    if another:
+        alone.join(4.0)
+    alone.node.give_up(timeout(alone.node.situation(), NetworkFacts()))
+    assert isinstance(alone.joiner.failure, DiscoveryTimeoutError if another else ConflictError)
+
+
+# --- those that call it ----------------------------------------------------------------------------------------------
+
+
+def called(member: Member, purpose: frames.Purpose, *said: frames.AnyFrame) -> MemberConversation:
+    """Call a member on connection 90; return what the caller has seen of it."""
+    member.node.endpoints = ENDPOINTS
+    call = Call(job="job", member=b"N" * 16, session=SESSION, purpose=purpose)
+    caller = MemberConversation(call, ("10.0.0.2", ENDPOINTS.port))
+    member.node.handle(Accepted(90, "10.0.0.3"), 2.0)
+    for frame in (None, *said):
+        if frame is not None:
+            caller.send(frame)
+        while data := caller.data_to_send():
+            member.node.handle(BytesReceived(90, data), 2.0)
+            for effect in member.node.effects():
+                if isinstance(effect, Write) and effect.conn == 90:
+                    caller.receive_data(effect.data)
+    return caller
+
+
+def test_a_member_without_a_seat_hangs_up_on_callers() -> None:
+    alone = Alone()
+    alone.node.effects()
+    alone.node.handle(Accepted(7, "10.0.0.2"), 5.0)
+    assert alone.node.effects() == [Hangup(7)]
+
+
+@pytest.mark.parametrize(
+    ("said", "stays"), [(greeting(b"N" * 16), True), (frames.Ask(what="status"), False)], ids=["GREET", "ASK"]
+)
+def test_a_member_with_a_seat_answers_a_node_that_proves_the_mesh_and_nothing_else(
+    said: frames.AnyFrame, stays: bool
+) -> None:
+    member = Member(AwaitingConfirm)
+    assert called(member, "mesh", said).welcome is not None
+    assert (90 in member.node.links) is stays
+
+
+@pytest.mark.parametrize("purpose", ["join", "probe", "conflict"])
+def test_a_member_is_no_host(purpose: frames.Purpose) -> None:
+    member = Member(AwaitingConfirm)
+    with pytest.raises(HandshakeFailed, match="session"):
+        called(member, purpose)
+    assert 90 not in member.node.links
+
+
+def test_callers_of_the_mesh_go_with_the_session_also_before_it_has_given_a_seat() -> None:
+    member = Member(AwaitingSeal)
+    member.lose(5.0)
+    member.come_back(6.0)
+    assert member.step() is Joining
+    called(member, "mesh")
+    assert 90 in member.node.links
+    member.lose(6.2)
+    assert 90 not in member.node.links, "while this process hosts a session, nobody looks after them"

@@ -76,15 +76,3 @@ def test_a_race_that_was_lost_is_none_and_not_run_again_at_once() -> None:
     table.sessions.handle_timer(ADDRESS_SECONDS)
     assert session.race is None
     assert session.retry_at == ADDRESS_SECONDS + RETRY_SECONDS
-
-
-def test_session_that_is_heard_of_again_does_not_make_room() -> None:
-    table = Table()
-    for number in range(REMEMBERED_SESSIONS):
-        table.added(number)
-    first = table.sessions.get(offer(0).session)
-    assert first is not None
-    table.sessions.heard(first)
-    table.added(99)
-    assert table.sessions.get(offer(0).session) is not None
-    assert table.sessions.get(offer(1).session) is None
