@@ -217,14 +217,6 @@ def test_with_shared_folders_all_must_be_there_and_the_folders_show_this_process
 # --- a host in sight -------------------------------------------------------------------------------------------------
 
 
-def test_a_host_in_sight_is_joined_and_nobody_else_becomes_one() -> None:
-    node = elector(LOW)
-    node.handle(Heard(offer(HIGH), HERE), 0.05)
-    assert dials(node)
-    run(node, 1.0)
-    assert node.host is None
-
-
 @pytest.mark.parametrize(
     ("state", "folder", "earliest", "latest"),
     [("sealed", True, 0.0, 0.0), ("sealed", False, 5.0, 20.0), ("open", True, 0.0, 2.0)],
@@ -337,16 +329,12 @@ def test_elector_ignores_its_own_offers() -> None:
     assert node.host is not None
 
 
-def test_addresses_that_come_later_are_those_of_its_session() -> None:
+def test_addresses_that_come_before_it_hosts_are_those_of_its_session() -> None:
     node = elector()
-    first, second = (Address(address, "eth1", 24) for address in ("10.1.0.1", "10.2.0.1"))
-    node.handle(AddressesChanged((first,)), 0.0)
-    run(node, 3.0)
+    node.handle(AddressesChanged((Address("10.1.0.1", "eth1", 24),)), 0.0)
+    hosts_at(node)
     assert node.host is not None
     assert node.host.offer().addresses == ("10.1.0.1",)
-    node.handle(AddressesChanged((first, second)), 4.0)
-    assert node.host.endpoints.addresses == (first, second)
-    assert node.host.offer().addresses == ("10.1.0.1", "10.2.0.1")
     node.handle(InterfacesChanged(), 4.0)
     assert not node.finished
 
@@ -408,23 +396,38 @@ class Hosting(lone_host.Alone):
         return (1).to_bytes(16, "big")
 
 
-@pytest.mark.parametrize("other", [LOW, HIGH])
-def test_a_host_calls_every_other_host_and_closes_for_none_that_has_proved_nothing(other: bytes) -> None:
+@pytest.mark.parametrize(("other", "state"), [(LOW, "open"), (HIGH, "open"), (LOW, "sealed")])
+def test_a_host_calls_every_other_host_and_closes_for_none_that_has_proved_nothing(other: bytes, state: Any) -> None:
     process = Hosting()
-    process.node.handle(Heard(offer(other), HERE), 1.5)
+    process.node.handle(Heard(offer(other, state=state), HERE), 1.5)
     assert [(effect.address, effect.port) for effect in dials(process.node)] == [("10.0.0.9", 4001)]
     assert process.hosts
-    assert not process.host.registrar.held
+    assert process.host.registrar.held is (state == "sealed"), "the job may run there"
+    assert any(each.races_to("conflict") for each in process.node.sightings) is (state == "open")
 
 
-def test_a_host_closes_for_a_lower_id_that_has_proved_itself_and_makes_for_it() -> None:
+@pytest.mark.parametrize(
+    ("other", "assigned", "says", "closes"),
+    [
+        pytest.param(LOW, True, "open", True, id="a lower id"),
+        pytest.param(HIGH, True, "open", False, id="a higher id"),
+        pytest.param(HIGH, False, "open", True, id="a host that was given its rank, with any id"),
+        pytest.param(LOW, True, "sealed", False, id="a lower id that is sealed"),
+        pytest.param(LOW, True, "running", False, id="a lower id whose job runs"),
+    ],
+)
+def test_a_host_closes_for_an_open_session_that_wins_and_makes_for_it(
+    other: bytes, assigned: bool, says: str, closes: bool
+) -> None:
     process = Hosting()
-    done = process.meet(LOW)
-    assert not process.hosts
-    assert [type(each.message) for each in done if isinstance(each, Multicast)] == [Bye]
-    (race,) = [each for each in process.node.sightings if each.races_to("join")]
-    assert race.offer == offer(LOW)
-    assert [(each.address, each.port) for each in done if isinstance(each, Dial)] == [("10.0.0.9", 4001)]
+    (conn,) = process.dialed(1.5, other, assigned=assigned)
+    done = process.prove(conn, running(says))
+    assert process.hosts is not closes
+    assert [type(each.message) for each in done if isinstance(each, Multicast)] == [Bye] * closes
+    assert (Hangup(conn) in done) is closes, "it would take a connection that lasts for a second rank 0"
+    assert [(each.address, each.port) for each in done if isinstance(each, Dial)] == [("10.0.0.9", 4001)] * closes
+    races = [each.offer for each in process.node.sightings if each.races_to("join")]
+    assert races == [offer(other, assigned=assigned)] * closes
 
 
 def test_a_winner_that_is_not_reached_after_that_is_looked_for_no_longer() -> None:
@@ -433,20 +436,6 @@ def test_a_winner_that_is_not_reached_after_that_is_looked_for_no_longer() -> No
     process.node.handle(Disconnected(join, "refused"), 1.7)
     run(process.node, 3.0)
     assert process.hosts
-
-
-@pytest.mark.parametrize("state", ["sealed", "running"])
-def test_a_host_closes_for_no_session_that_is_not_open(state: str) -> None:
-    process = Hosting()
-    process.meet(LOW, running(state))
-    assert process.hosts
-
-
-def test_a_host_waits_for_the_answer_of_a_sealed_session_and_does_not_compete_with_it() -> None:
-    process = Hosting()
-    assert process.dialed(1.5, LOW, state="sealed")
-    assert not any(each.races_to("conflict") for each in process.node.sightings)
-    assert process.host.registrar.held, "the job may run there"
 
 
 def test_from_confirm_on_a_host_closes_for_nobody() -> None:
@@ -476,14 +465,6 @@ def test_the_first_that_is_called_again_has_one_race_also_if_a_datagram_says_tha
         called |= {effect.conn} if isinstance(effect, Dial) else set()
         called -= {effect.conn} if isinstance(effect, Hangup) else set()
     assert len(called) == 1
-
-
-def test_a_host_that_was_given_its_rank_is_followed_whatever_its_id() -> None:
-    process = Hosting()
-    (conn,) = process.dialed(1.5, HIGH, assigned=False)
-    done = process.prove(conn)
-    assert not process.hosts
-    assert Hangup(conn) in done, "it would take a connection that lasts for a second rank 0"
 
 
 def test_a_higher_id_hears_of_this_host_again_and_again_on_one_connection() -> None:

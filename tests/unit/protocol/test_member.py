@@ -73,6 +73,10 @@ def test_the_way_to_its_outcome() -> None:
     assert [type(frame) for frame in alone.said] == [frames.Join, frames.Confirmed]
     assert alone.said[1].paths == (frames.Path(host_address=ADDRESS, local_address="10.0.0.2", interface="eth0"),)
     assert alone.step() is ProvingStore
+    alone.node.handle(StoreUnreachable(SESSION, 1, "refused"), 2.0)
+    assert list(alone.joiner.diagnostics.store_failures.values()) == ["refused"]
+    alone.node.handle(TimerDue(), 2.0 + STORE_RETRY_SECONDS)
+    assert any(isinstance(effect, ProveStore) for effect in alone.done())
     alone.node.handle(StoreProved(SESSION, 1), 3.0)
     alone.done()
     assert alone.said[-1] == frames.Ack(session=SESSION, epoch=1)
@@ -96,19 +100,6 @@ def test_member_without_a_seat_asks_again_soon_when_its_interfaces_change(seated
     assert asked == 0 if seated else asked >= 3
 
 
-def test_a_store_that_is_not_reached_is_tried_again_until_the_epoch_is_void() -> None:
-    member = Member(ProvingStore)
-    member.node.handle(StoreUnreachable(SESSION, 1, "refused"), 3.0)
-    assert list(member.joiner.diagnostics.store_failures.values()) == ["refused"]
-    member.done()
-    for now, again in ((2.9 + STORE_RETRY_SECONDS, False), (3.0 + STORE_RETRY_SECONDS, True)):
-        member.node.handle(TimerDue(), now)
-        assert any(isinstance(effect, ProveStore) for effect in member.done()) is again
-    member.says(frames.Void(session=SESSION, epoch=1, reason="test"), now=4.0)
-    member.node.handle(StoreProved(SESSION, 1), 4.0)
-    assert (member.step(), member.heard()) == (AwaitingConfirm, [])
-
-
 # --- the host is lost ------------------------------------------------------------------------------------------------
 
 
@@ -121,16 +112,8 @@ def test_member_returns_after_a_loss_once_it_has_confirmed(state: type) -> None:
     assert (member.joiner.session, member.joiner.returns_to) == (None, session if returns else None)
 
 
-@pytest.mark.parametrize(("state", "comes_to"), [(ProvingStore, AwaitingConfirm), (AwaitingGo, AwaitingGo)])
-def test_only_an_acknowledged_seal_outlasts_a_loss(state: type, comes_to: type) -> None:
-    member = Member(state)
-    member.lose(5.0)
-    member.come_back(6.0, JOINED)
-    assert member.step() is comes_to
-
-
 @pytest.mark.parametrize("late", [False, True], ids=["it breaks once more", "it comes back late"])
-def test_a_member_that_comes_back_lacks_go_alone(late: bool) -> None:
+def test_a_member_that_has_acknowledged_lacks_go_alone_when_it_comes_back(late: bool) -> None:
     """Its host may have decided GO with its ACK."""
     member = Member(AwaitingGo)
     member.lose(5.0)

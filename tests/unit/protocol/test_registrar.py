@@ -508,17 +508,6 @@ def test_paths_that_failed_for_a_moment_end_no_job() -> None:
     assert not of(calls, "end_without_network")
 
 
-def test_each_time_members_share_no_address_they_are_asked_again() -> None:
-    registrar = at(Confirming)
-    registrar.confirm(reached=False)
-    registrar.handle_timer(2.0 + CONFIRM_AGAIN_SECONDS)
-    registrar.lost(1, 3.0)
-    registrar.come(1, 1, 3.1)
-    assert registrar.phase is Confirming
-    registrar.confirm(reached=False, now=4.0)
-    assert not of(registrar.port.take(), "end_without_network")
-
-
 def test_members_without_a_common_network_are_asked_for_a_while_after_the_addresses_have_changed() -> None:
     registrar = at(Confirming)
     registrar.seats.readdress(replace(registrar.seats.host, readdressed_at=1.9))
