@@ -97,6 +97,7 @@ def _situation(row: Row, status: Status | None, agents: Agents | None = None) ->
         job="resnet",
         rank=None if row.assigned else 0 if row.status is not None else 1,
         status=status,
+        unit="rank" if agents is None else "node",
         connected=row.silent_host or status is not None,
         seconds=5.0,
         agents=agents,
@@ -479,10 +480,10 @@ RANKS = (
         cause="only loopback is used",
     ),
     Row(
-        observed="ranks are missing, others of this machine have joined, and MINGLE_INTERFACE=lo is left over",
+        observed="ranks are missing, others of this machine have joined, and MINGLE_INTERFACE is lo",
         status=LACKING,
         machine=LEFT_OVER,
-        cause="MINGLE_INTERFACE names loopback alone, so no other machine can be reached",
+        cause="the missing ranks were not started, or are on other machines: MINGLE_INTERFACE names loopback alone",
     ),
     Row(
         observed="rank 0 is alone, no process is heard, and its UDP port is not the default",
@@ -678,10 +679,10 @@ RANKS = (
     ),
     Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
     Row(
-        observed="other ranks of this machine are heard, and MINGLE_INTERFACE=lo is left over",
+        observed="other ranks of this machine are heard, and MINGLE_INTERFACE is lo",
         heard={"seekers": SEEKER},
         machine=LEFT_OVER,
-        cause="MINGLE_INTERFACE names loopback alone, so no other machine can be reached",
+        cause="rank 0 was not started, or is on another machine: MINGLE_INTERFACE names loopback alone",
     ),
     Row(
         observed="no process is heard, and the system has no free port to choose",
@@ -704,10 +705,10 @@ RANKS = (
         cause="a world size of 1, or with only IPv4 (this machine has only IPv6), the network carries no multicast",
     ),
     Row(
-        observed="other ranks of this machine are heard, and MINGLE_TTL=0 is left over",
+        observed="other ranks of this machine are heard, and MINGLE_TTL is 0",
         heard={"seekers": SEEKER},
         machine=NO_TTL,
-        cause="MINGLE_TTL is 0, so multicasts do not leave this machine",
+        cause="rank 0 was not started, or is on another machine: MINGLE_TTL is 0, so multicasts",
     ),
     Row(
         observed="no process is heard, and MINGLE_FAMILY is set",
@@ -723,13 +724,13 @@ RANKS = (
     Row(
         observed="no process is heard, and MINGLE_PEERS names this machine alone",
         machine=NAMES_ITSELF,
-        cause="MINGLE_PEERS leads to this machine alone",
+        cause="rank 0 was not started, or is on another machine: MINGLE_PEERS leads to this machine alone",
     ),
     Row(
         observed="other ranks of this machine are heard, and MINGLE_PEERS names this machine alone",
         machine=NAMES_ITSELF,
         heard={"seekers": SEEKER},
-        cause="MINGLE_PEERS leads to this machine alone",
+        cause="rank 0 was not started, or is on another machine: MINGLE_PEERS leads to this machine alone",
     ),
     Row(
         observed="the same, and a multicast of another machine was heard",
@@ -866,9 +867,9 @@ AGENTS = (
     ),
     Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
     Row(
-        observed="no process of another machine is heard, and MINGLE_INTERFACE=lo is left over",
+        observed="no process of another machine is heard, and MINGLE_INTERFACE is lo",
         machine=LEFT_OVER,
-        cause="MINGLE_INTERFACE names loopback alone, so no other machine can be reached",
+        cause="the missing nodes were not started, or are on other machines: MINGLE_INTERFACE names loopback alone",
     ),
     Row(
         observed="no process is heard, this host's firewall drops multicast, and its shared folder is empty",
@@ -927,6 +928,11 @@ FIND = (
         cause="the job does not run, or its multicast does not reach this network (other jobs are heard",
     ),
     Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
+    Row(
+        observed="no process is heard, and MINGLE_INTERFACE is lo",
+        machine=LEFT_OVER,
+        cause="the job was not started, or is on another machine: MINGLE_INTERFACE names loopback alone",
+    ),
     Row(
         observed="no process is heard, and there is no default route",
         machine=NO_ROUTE,

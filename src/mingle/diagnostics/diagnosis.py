@@ -267,14 +267,13 @@ def _bring_back(name: str, what: str) -> str:
 
 def _confined(facts: Facts) -> Iterator[Finding]:
     """Judge the settings by which this machine reaches only itself."""
-    left_over = "the setting can be left over from a trial on one machine"
     if facts.named_by and facts.unused and facts.only_loopback:
         yield Finding(
             "interfaces",
             WARN,
             f"{facts.named_by} names loopback alone, so no other machine can be reached, but {', '.join(facts.unused)} "
-            f"is up as well: {left_over}",
-            f"unset {facts.named_by}, unless the whole job runs on this machine",
+            "is up as well",
+            f"for a job on several machines, unset {facts.named_by}",
             explains_silence=True,
             keeps_to_itself=True,
         )
@@ -282,8 +281,8 @@ def _confined(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "multicast",
             WARN,
-            f"MINGLE_TTL is 0, so multicasts do not leave this machine: {left_over}",
-            "unset MINGLE_TTL, unless the whole job runs on this machine",
+            "MINGLE_TTL is 0, so multicasts do not leave this machine",
+            "for a job on several machines, unset MINGLE_TTL",
             explains_silence=True,
             keeps_to_itself=True,
         )
@@ -606,7 +605,7 @@ def _peers(facts: Facts) -> Iterator[Finding]:
             WARN,
             "MINGLE_PEERS leads to this machine alone: the other hosts are not named, or the name of a service does "
             "not lead to them yet",
-            "name all hosts of the job in MINGLE_PEERS, unless all its ranks run on this machine",
+            "for a job on several machines, name all of them in MINGLE_PEERS",
             explains_silence=True,
             keeps_to_itself=not facts.multicast_heard,
         )

@@ -146,7 +146,12 @@ FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
             ("dir:/shared in MINGLE_PEERS does not exist", "mount its file system"),
         ),
         ({"unresolved": {"head": "unknown"}}, "peers", FAIL, ("'head' in MINGLE_PEERS", "getent hosts head")),
-        ({"names_itself": True, "peers_named": True}, "peers", WARN, ("MINGLE_PEERS leads to this", "name all hosts")),
+        (
+            {"names_itself": True, "peers_named": True},
+            "peers",
+            WARN,
+            ("MINGLE_PEERS leads to this", "name all of them"),
+        ),
         (
             {"unresolved": {"digits": "unknown"}, "surroundings": "pod", "peers_named": True},
             "peers",

@@ -148,6 +148,6 @@ def tried(facts: NetworkFacts, cause: str, *, silence: bool = True) -> str:
     lines += [
         f"  on this machine: {finding.observation}"
         for finding in facts.findings
-        if finding.observation != cause and (silence or not finding.explains_silence)
+        if finding.observation not in cause and (silence or not finding.explains_silence)
     ]
     return "\n".join(lines)

@@ -416,8 +416,20 @@ def resembles(job: str, other: str) -> bool:
 
 
 def _kept_to_itself(s: Situation) -> Cause | None:
-    """Return the setting by which this host reaches only itself, if there is one."""
-    return finding(s.facts, lambda each: each.keeps_to_itself)
+    """Return what has this host reach only itself, if anything does.
+
+    A setting that does so is as it must be if the whole job runs on this machine.
+    """
+    found = next((each for each in s.facts.findings if each.keeps_to_itself), None)
+    if found is None or found.name == "surroundings":
+        return None if found is None else (found.observation, found.fix)
+    stage = _stage(s)
+    alone = stage is Stage.FINDS or (stage is Stage.LOOKS and s.rank is not None)
+    if alone:
+        missing = f"{'the job' if stage is Stage.FINDS else s.host} was not started, or is on another machine"
+    else:
+        missing = f"the missing {s.unit}s were not started, or are on other machines"
+    return f"{missing}: {found.observation}", f"start {'it' if alone else 'them'} here, or, {found.fix}"
 
 
 # --- guessed: why a process is not heard -----------------------------------------------------------------------------
