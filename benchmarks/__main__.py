@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks import document, guard, history, precedence, results, table
+from benchmarks import document, guard, precedence, results, table
 from benchmarks.results import Comparison
 
 ORDER = (
@@ -19,16 +19,13 @@ ORDER = (
     "known_address",
     "last_rank",
     "torchrun_recovery",
-    "torchrun_faults",
     "broken_pair",
     "scale",
+    "simulated",
     "capacity",
-    "folders",
     "footprint",
 )
 """The comparisons in the order of the document."""
-ONLY_BY_NAME = ("torchrun_faults",)
-"""What is measured only where it is named: a round takes minutes."""
 ROUNDS, GUARD_ROUNDS = 20, 2
 
 
@@ -39,9 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"which ones (default: all but {', '.join(ONLY_BY_NAME)}): {', '.join(ORDER)}",
+        help=f"which ones (default: all): {', '.join(ORDER)}",
     )
-    parser.add_argument("--rounds", type=int, help=f"how often each is measured (default: {ROUNDS})")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help=f"how often a short one is measured; a long one less often in proportion (default: {ROUNDS})",
+    )
     parser.add_argument("--guard", action="store_true", help="few rounds of what CI guards, against fixed limits")
     parser.add_argument("--document", action="store_true", help="only draw and write from the results that are kept")
     parser.add_argument(
@@ -59,10 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.guard:
         guarded = list(dict.fromkeys(name for name, _ in guard.LIMITS))
         return _guard(_measure(guarded, chosen.rounds or GUARD_ROUNDS, keep=False))
-    names = chosen.names or [name for name in ORDER if name not in ONLY_BY_NAME]
+    names = chosen.names or ORDER
     measured = _measure(names, chosen.rounds or ROUNDS, keep=True)
     _publish()
-    history.add(measured.values())
     return 0 if len(measured) == len(names) else 1
 
 
@@ -77,9 +77,8 @@ def _measure(names: Sequence[str], rounds: int, *, keep: bool) -> dict[str, Comp
             print(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr)
             continue
         measured[name] = comparison
-        print(
-            f"{table.plain(comparison)}\n  took {time.monotonic() - started:.0f} s, load {about['load']}\n", flush=True
-        )
+        about["minutes"] = f"{(time.monotonic() - started) / 60:.1f}"
+        print(f"{table.plain(comparison)}\n  took {about['minutes']} minutes, load {about['load']}\n", flush=True)
         if keep:
             results.save(comparison, about)
     return measured
@@ -92,7 +91,8 @@ def _publish() -> None:
     kept = results.load_all()
     ordered = [kept[name] for name in ORDER if name in kept]
     for comparison, _ in ordered:
-        plots.draw(comparison)
+        if comparison.unit:  # one scale
+            plots.draw(comparison)
     plots.draw_figures()
     document.write(ordered)
 

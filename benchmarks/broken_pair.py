@@ -21,8 +21,9 @@ GIVEN_UP_SECONDS = 40.0
 PORT = 29_777
 
 TEXT = """\
-4 hosts; a firewall drops TCP from the third to the second. Each rank makes a Gloo process group with a timeout of 20
-s and calls `all_reduce`. Measured until the last rank has an error, for 40 s at most."""
+4 hosts; a firewall on the second one drops TCP packets from the third, which breaks connections in both directions.
+Each rank makes a Gloo process group with a timeout of 20 s and calls `all_reduce`. Measured until the last rank has an
+error, for 40 s at most."""
 
 
 def run(rounds: int) -> Comparison:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+import string
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks import table
 from benchmarks.plots import PICTURES
 from benchmarks.results import ROOT, Comparison
-from benchmarks.samples import median, summarise
+from benchmarks.samples import median, ratio, summarise
+from benchmarks.simulated import LATE, LOSS, NODES, ONE_NODE, SIZES, WAITING
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 METHOD_DOCUMENT = ROOT / "docs" / "benchmarks-method.md"
+CPU = "ms of CPU of all ranks"
+"""Beside the times of ``last_rank``."""
 
+Kept: TypeAlias = tuple[Comparison, Mapping[str, str]]
 Questions: TypeAlias = Sequence[tuple[str, str, str, Mapping[str, str]]]
 
 COST: Questions = (
@@ -22,13 +30,16 @@ COST: Questions = (
         "a script on 4 hosts, from the start of `python train.py` to the process group",
         "script",
         "mingle",
-        {"known address, with torch's retries": "known address"},
+        {"known address, torch's retries included": "known address"},
     ),
     (
         "`mingle.init` on 4 hosts, started together, to the process group",
         "known_address",
         "mingle.init, 4 ranks",
-        {"known address, with torch's retries": "known address, 4 ranks"},
+        {
+            "known address, if no client comes early": "known address, 4 ranks",
+            "known address, if one does": "known address, a client early, 4 ranks",
+        },
     ),
     (
         "seven ranks wait, the eighth comes: until all have formed the job",
@@ -43,23 +54,28 @@ COST: Questions = (
     (
         "seven ranks wait, rank 0 comes: until all have formed the job",
         "last_rank",
-        "mingle, fresh interpreters",
-        {"zeroconf, mostly RFC 6762's pauses for probing": "zeroconf, fresh interpreters"},
+        "mingle",
+        {
+            "zeroconf, without probing": "zeroconf, without probing",
+            "zeroconf, default registration (python-zeroconf probes three times, 500 ms apart)": (
+                "zeroconf, default registration"
+            ),
+        },
     ),
     (
-        "64 ranks on two cores",
+        "64 ranks on 8 hosts, started together, all on two cores",
         "scale",
         "mingle, 64 ranks",
-        {"bare TCPStore, with torch's retries": "TCPStore, 64 ranks"},
+        {"bare TCPStore, torch's retries included": "TCPStore, 64 ranks"},
     ),
     (
-        "1,024 ranks on two cores",
+        "1,024 ranks on 8 hosts, started together, all on two cores",
         "scale",
         "mingle, 1024 ranks",
-        {"bare TCPStore, with torch's retries": "TCPStore, 1024 ranks"},
+        {"bare TCPStore, torch's retries included": "TCPStore, 1024 ranks"},
     ),
     (
-        "rank 0's CPU for 1,024 members, until GO",
+        "rank 0's CPU for 1,024 members, until GO, without the mesh",
         "capacity",
         "mingle, 1024 members",
         {"bare TCPStore": "TCPStore, 1024 members"},
@@ -67,14 +83,24 @@ COST: Questions = (
     ("memory of a waiting rank, beside torch's", "footprint", "memory of a waiting rank, MiB", {}),
 )
 """What a reader wants to know: the question, its comparison, our contender, and the others by the name to show."""
-RECOVERED = (
-    ("a worker crashed", "torchrun_recovery", "mingle, a worker crashes", {"c10d": "c10d, a worker crashes"}),
-    (
-        "the store's host died",
-        "torchrun_recovery",
-        "mingle, the store's host dies",
-        {"c10d": "c10d, the store's host dies"},
-    ),
+RECOVERED: Questions = tuple(
+    (shown, "torchrun_recovery", f"mingle, {fault}", {name: f"{contender}, {fault}" for name, contender in peers})
+    for shown, fault, peers in (
+        (
+            "the worker with rank 0 crashes",
+            "a worker crashes",
+            (("c10d", "c10d"), ("c10d with one more variable", "c10d, own store")),
+        ),
+        ("the store's node vanishes (cut off, then killed)", "the store's node vanishes", (("c10d", "c10d"),)),
+        ("another node is killed", "another node is killed", (("c10d", "c10d"),)),
+        ("the store's node is killed", "the store's node is killed", ()),
+        (
+            "of five nodes, the store's and another one are killed",
+            "the store's node and another one of five are killed",
+            (),
+        ),
+        ("a killed node is started again, and joins", "a killed node is started again", ()),
+    )
 )
 """The same for a fault of an elastic job."""
 PAIR: Questions = (
@@ -82,28 +108,27 @@ PAIR: Questions = (
         "until all four ranks have an error",
         "broken_pair",
         "mingle",
-        {'with `mesh="off"`': "mingle, mesh off", "known address": "known address"},
+        {"known address": "known address"},
     ),
 )
 """The same for two nodes that can't reach each other."""
-MESH_OFF = ("known_address", "last_rank")
-"""The comparisons whose contender has no proof that all nodes reach each other, which by default it has."""
 GIVEN_UP = {"torchrun_recovery": 60.0, "broken_pair": 40.0}
 """When a comparison stops to wait, in seconds."""
 
 INTRODUCTION = """\
 # Benchmarks
 
-![The node that holds the store dies: how long until the others train again](pictures/recovery.svg)
+![The node that holds the store vanishes: how long until the others train again](pictures/recovery.svg)
 
 ![From the start of a command to the first step, or to the process group](pictures/start.svg)
 
 Medians, measured on one machine with two cores, where each host is a network namespace. They are mostly the CPU time of
-many processes; hosts with cores of their own are faster. "With torch's retries": a client of torch that comes before
-the store listens sleeps for half a second or so, and the median includes these rounds. "Mesh off": without the
-[proof that all nodes reach each other](how-it-works.md#what-go-means), which is on by default; [what the proof
-costs](#where-mingle-is-slower). [Method, spread and plots](benchmarks-method.md) has the rest. `make bench`, as root,
-measures all of it on your machine.
+many processes; hosts with cores of their own are faster. "Torch's retries": a torch client that connects before the
+store is listening sleeps for 250 to 750 ms before it tries again. "Mesh off": without the
+[proof that all nodes reach each other](how-it-works.md#what-go-means), which is on by default. [Method, spread and
+plots](benchmarks-method.md) has the rest. `make bench`, as root, measures all of it on your machine.
+
+Measured {when}.
 
 ## Start and overhead
 """
@@ -111,61 +136,82 @@ measures all of it on your machine.
 RECOVERY = """\
 ## torchrun, training again
 
-Three hosts with one worker each and `--nnodes=2:3`, with torchrun's defaults, from the fault until all that are left
-have made a step again. mingle needs up to 10 s to notice that a machine has vanished; the rest is mostly the
-import of torch in the new workers. The worker that crashes is on the host of the store. The new workers of `c10d` then
-often fail in Gloo, until no restarts are left;
-[with one more variable](benchmarks-method.md#torchrun-training-again) they fail less often.
+Three nodes with one worker each and `--nnodes=2:3 --max-restarts=3` (five with `2:5`), otherwise torchrun's defaults,
+from the fault until all that are left have made a step again. The store is that of the agents, with `c10d` on the node
+of `--rdzv-endpoint`; without that node `c10d` does not continue. mingle needs up to 10 s to notice that a node has
+vanished; the rest is mostly the import of torch in the new workers. After a crash the new workers of `c10d` often fail
+in Gloo, until no restarts are left; [with one more variable](benchmarks-method.md#torchrun-training-again), which
+mingle sets, they have a store of their own.
 """
 
 BROKEN_PAIR = """\
 ## Two nodes that can't reach each other
 
-Four hosts; a firewall drops TCP between the second and the third. mingle's error names both, a likely cause and a fix.
-Without the mesh, two ranks say `Timed out waiting` after torch's timeout, here 20 s in place of half an hour, and the
-other two keep trying to connect.
+Four hosts; a firewall on the second one drops TCP packets from the third, which breaks connections in both directions.
+mingle's error names both hosts, a likely cause and a fix. Without the mesh, two ranks say `Timed out waiting` after
+torch's timeout, here 20 s in place of half an hour, and the other two keep trying to connect.
 """
 
-SLOWER = """\
+SLOWER_HEADING = """\
 ## Where mingle is slower
-
-- **Than `init_process_group` with a known address**: with the mesh off {init4} times as long with 4 ranks and {init8}
-  times with 8, if no client comes before rank 0 listens. mingle also finds rank 0, confirms all ranks in a two-phase
-  commit, and checks that each of them reaches the store. A client that comes too early waits for half a second: hence
-  the median above.
-- **With the proof that all nodes reach each other**, the default: compared with the rows "mesh off", `mingle.init`
-  takes {mesh4} times as long on 4 hosts and {mesh8} times on 8, and {mesh_last} times as long if seven ranks wait and
-  rank 0 comes last. Two cores carry all 12 or 56 connections.
+"""
+SLOWER = (
+    """\
+- **Than `init_process_group` with a known address**{init_mesh}: {init4} times as long with 4 ranks and {init8} times
+  with 8, if no client connects before rank 0 is listening. mingle also finds rank 0, confirms all ranks in a two-phase
+  commit, and checks that each of them reaches the store.
+""",
+    """\
+- **With the proof that all nodes reach each other**, the default: compared with "mesh off", `mingle.init` takes {mesh4}
+  times as long on 4 hosts and {mesh8} times on 8, and `mingle.discover` {mesh_last} times if seven ranks wait for
+  rank 0. Two cores carry all 12 or 56 connections.
+""",
+    """\
 - **Than a bare TCPStore with many ranks**: {scale} times as long with 1,024 ranks on two cores, torch's retries
   included. Each rank runs some ten milliseconds of Python; the store is C++. Ranks with a core each are
   [faster](#many-ranks).
-- **Than zeroconf by full name**, which looks up one registered address and confirms nothing.
+""",
+    """\
+- **Than zeroconf** that resolves a full name or registers one without probing, and confirms nothing.
+""",
+    """\
 - **Than `mpirun`**, which gets a list of hosts: until a program runs on three of them, `mingle-run` takes {run} s, and
-  `mpirun` {mpirun} s, with an ssh that costs nothing here.
-- **In CPU**: a job of 8 ranks costs {ours} ms with the mesh off, zeroconf's discovery {theirs} ms.
+  `mpirun` {mpirun} s, with ssh replaced by a switch of namespace.
+""",
+    """\
+- **In CPU**: a job of 8 ranks costs {ours} ms{last_mesh}, zeroconf's discovery {theirs} ms.
+""",
+    """\
 - **At import**: `import mingle` takes {bare} ms longer than an empty Python, and all that `mingle.init` needs {all} ms.
   Most of that is already loaded where torch is.
-"""
+""",
+)
+"""Each without a figure that was not measured is left out."""
+RATIOS = {
+    "init4": ("known_address", "mingle.init, 4 ranks", "known address, 4 ranks"),
+    "init8": ("known_address", "mingle.init, 8 ranks", "known address, 8 ranks"),
+    "mesh4": ("known_address", "mingle.init, 4 ranks", "mingle.init, mesh off, 4 ranks"),
+    "mesh8": ("known_address", "mingle.init, 8 ranks", "mingle.init, mesh off, 8 ranks"),
+    "mesh_last": ("last_rank", "mingle", "mingle, mesh off"),
+    "scale": ("scale", "mingle, 1024 ranks", "TCPStore, 1024 ranks"),
+}
 
 MANY_RANKS = """\
 ## Many ranks
+"""
 
-Seconds until all have formed the job, simulated, mesh off: the real state machines with a virtual clock, on a fake
-network that loses three tenths of all datagrams. "With work": all ranks begin at one moment; each process starts in
-6 ms and handles each datagram, frame or timer in 0.3 ms, three times what was measured.
+SIMULATED = f"""\
+Simulated, with the mesh off: the real state machines with a virtual clock, on a fake network. Seconds until all have
+formed the job, medians of as many seeds. "{LATE}": all others wait for it, {LOSS:.0%} of the datagrams are lost, and
+work takes no time. "{NODES}": all start at one moment, {LOSS:.0%} are lost, and each eight ranks share two
+cores. "{ONE_NODE}": none is lost, and all ranks share two cores. There a start takes 6 ms, and each datagram, frame
+or timer 0.1 ms, as measured.
 
-| ranks | rank 0 comes last | datagrams a minute while all wait | with work, a core each | on two cores, no loss |
-|---:|---:|---:|---:|---:|
-| 64 |  |  | 0.13 | 0.44 |
-| 100 | 0.65 | 109 |  |  |
-| 256 |  |  | 0.55 | 1.99 |
-| 1,000 | 2.24 | 103 |  |  |
-| 1,024 |  |  | 1.90 | 8.88 |
-| 4,096 |  |  | 8.66 | 38.2 |
-| 10,000 | 4.25 | 27 |  |  |
+| ranks | seeds | {LATE} | datagrams a minute while {WAITING} | {NODES} | {ONE_NODE} |
+|---:|---:|---:|---:|---:|---:|
+"""
 
-Real processes that share two cores also spend time on what is not simulated: hence the 13.8 s above.
-
+LIMITS = """\
 ### What 100,000 ranks would need
 
 The protocol's limits allow a million ranks. Rank 0's machine sets a lower limit:
@@ -192,22 +238,15 @@ METHOD = """\
 
 Every host is a network namespace on one bridge, and every rank a process of its own, forked from one that has imported
 torch if it is not a fresh interpreter. Contenders take turns, A B A B …; each is the real package or the real torch.
-"Mesh off": mingle runs with `MINGLE_MESH=off`, without the proof that all nodes reach each other. Everywhere else
-mingle runs with its defaults, but where a name says so.
+"Mesh off": without the proof that all nodes reach each other. mingle runs with its defaults, apart from timeouts and
+lines of progress, except where a name or the text says otherwise.
 
 Figures are medians of n runs, with the 5th and the 95th percentile if there are at least five. Compare them only within
 one comparison: each was measured at another time, under another load.
 """
 
-SIMULATED = """\
-## Many ranks, simulated
 
-[The table](benchmarks.md#many-ranks) is made by `python -m tests.lan late --loss 0.3 --ranks 1000 --waiting 60`, and
-with work by `python -m tests.lan crowd --ranks 1024 --cores 2` (with `PYTHONPATH=src`).
-"""
-
-
-def write(ordered: Sequence[tuple[Comparison, Mapping[str, str]]], folder: Path = DOCUMENT.parent) -> list[Path]:
+def write(ordered: Sequence[Kept], folder: Path = DOCUMENT.parent) -> list[Path]:
     """Write the two documents and return them."""
     texts = {DOCUMENT.name: _figures(ordered), METHOD_DOCUMENT.name: _method(ordered)}
     for name, text in texts.items():
@@ -215,26 +254,35 @@ def write(ordered: Sequence[tuple[Comparison, Mapping[str, str]]], folder: Path 
     return [folder / name for name in texts]
 
 
-def _figures(ordered: Sequence[tuple[Comparison, Mapping[str, str]]]) -> str:
+def _figures(ordered: Sequence[Kept]) -> str:
     """Return the page for users: what a job costs, how it recovers, and where mingle is slower."""
-    comparisons = {comparison.name: comparison for comparison, _ in ordered}
-    parts = [INTRODUCTION, _cost(comparisons)]
-    if "torchrun_recovery" in comparisons:
-        parts += [RECOVERY, _cost(comparisons, RECOVERED)]
-    if "broken_pair" in comparisons:
-        parts += [BROKEN_PAIR, _cost(comparisons, PAIR)]
-    return "\n".join([*parts, *_slower(comparisons), MANY_RANKS])
+    kept = {comparison.name: (comparison, about) for comparison, about in ordered}
+    parts = [INTRODUCTION.format(when=_when(ordered)), _cost(kept, COST)]
+    if "torchrun_recovery" in kept:
+        parts += [RECOVERY, _cost(kept, RECOVERED)]
+    if "broken_pair" in kept:
+        parts += [BROKEN_PAIR, _cost(kept, PAIR)]
+    return "\n".join([*parts, SLOWER_HEADING, "".join(_slower(kept)), MANY_RANKS, *_simulated(kept), LIMITS])
 
 
-def _method(ordered: Sequence[tuple[Comparison, Mapping[str, str]]]) -> str:
+def _when(ordered: Sequence[Kept]) -> str:
+    days = sorted({about["date"] for _, about in ordered})
+    commits = [f"`{each}`" for each in dict.fromkeys(about["commit"] for _, about in ordered) if each]
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    unknown = " and others that were not recorded" if any(not about["commit"] for _, about in ordered) else ""
+    return f"{when}, at {', '.join(commits)}{unknown}"
+
+
+def _method(ordered: Sequence[Kept]) -> str:
     """Return the page for developers: the method, and every comparison with its spread."""
     parts = [METHOD, *(f"Measured on {each}.\n" for each in dict.fromkeys(_about(about) for _, about in ordered))]
     for comparison, about in ordered:
-        mesh = ", mesh off" if comparison.name in MESH_OFF else ""
-        named = f"`{comparison.name}`, load {about['load']}{mesh}"
+        minutes = f"{about['minutes']} minutes" if "minutes" in about else ""
+        commit = f"commit {about['commit']}" if about["commit"] else "commit not recorded"
+        named = ", ".join(filter(None, (f"`{comparison.name}`", about["date"], commit, minutes, _mesh(about))))
         parts += [f"## {comparison.title}\n", f"{comparison.text}\n", *_picture(comparison)]
-        parts += [f"{': '.join(filter(None, (named, _spread(comparison))))}.\n"]
-    return "\n".join([*parts, SIMULATED])
+        parts += [f"{named}: {_spread(comparison)}.\n"]
+    return "\n".join(parts)
 
 
 def _spread(comparison: Comparison) -> str:
@@ -242,46 +290,73 @@ def _spread(comparison: Comparison) -> str:
     counts = {len(values) for values in comparison.samples.values()}
     shown = []
     for name, values in comparison.samples.items():
-        summary = summarise(values)
-        spread = f" ({table.number(summary.low)}-{table.number(summary.high)})" if len(values) >= table.FEW else ""
-        runs = f", n={len(values)}" if len(counts) > 1 else ""
-        named, _, unit = (name, "", "") if comparison.unit else name.rpartition(", ")
-        shown.append(" ".join(filter(None, (named, f"{table.number(summary.median)}{spread}", unit))) + runs)
-    return f"{'; '.join(shown)} {comparison.unit}".rstrip() + (f", n={counts.pop()}" if len(counts) == 1 else "")
+        named, _, unit = (name, "", comparison.unit) if comparison.unit else name.rpartition(", ")
+        given_up = max(values) >= GIVEN_UP.get(comparison.name, math.inf)
+        figure = _figure(comparison, name, len(values)) if given_up else f"{_median(values)} {unit}"
+        shown.append(f"{named} {figure}" + (f", n={len(values)}" if len(counts) > 1 else ""))
+    spread = "; ".join(shown) + (f", n={counts.pop()}" if len(counts) == 1 else "")
+    beside = [
+        f"{name}, {what}: {_median(values)}"
+        for name, columns in comparison.extra.items()
+        for what, values in columns.items()
+    ]
+    return ". Beside it: ".join(filter(None, (spread, "; ".join(beside))))
+
+
+def _median(values: Sequence[float]) -> str:
+    summary = summarise(values)
+    spread = f" ({table.number(summary.low)}-{table.number(summary.high)})" if len(values) >= table.FEW else ""
+    return f"{table.number(summary.median)}{spread}"
 
 
 def _picture(comparison: Comparison) -> list[str]:
     picture = PICTURES / f"bench-{comparison.name.replace('_', '-')}.png"
-    return [f"![plot](pictures/{picture.name})\n"] if picture.exists() else []
+    return [f"![plot](pictures/{picture.name})\n"] if comparison.unit and picture.exists() else []
 
 
-def _cost(comparisons: Mapping[str, Comparison], questions: Questions = COST) -> str:
+def _mesh(about: Mapping[str, str]) -> str:
+    """Return what holds for all of a comparison that was measured under ``MINGLE_MESH=off``."""
+    return "mesh off" if about.get("mesh") == "off" else ""
+
+
+def _cost(kept: Mapping[str, Kept], questions: Questions) -> str:
     lines = ["| | mingle | beside it |", "|---|---:|---|"]
     for question, name, ours, others in questions:
-        if name in comparisons and ours in comparisons[name].samples:
-            there = comparisons[name].samples
-            shown = [
-                f"{other}: {_figure(comparisons[name], contender)}"
-                for other, contender in others.items()
-                if contender in there
-            ]
-            mesh = " (mesh off)" if name in MESH_OFF else ""
-            lines.append(f"| {question}{mesh} | {_figure(comparisons[name], ours)} | {'; '.join(shown)} |")
+        if name not in kept or ours not in kept[name][0].samples:
+            continue
+        comparison, about = kept[name]
+        runs = len(comparison.samples[ours])
+        mine = [_figure(comparison, ours, runs)]
+        mine += [
+            f"mesh off: {_figure(comparison, each, runs)}"
+            for each in comparison.samples
+            if each != ours and each.replace(", mesh off", "") == ours
+        ]
+        shown = [f"{other}: {_figure(comparison, contender, runs)}" for other, contender in others.items()]
+        mesh = f" ({_mesh(about)})" if _mesh(about) else ""
+        lines.append(f"| {question}{mesh} | {'; '.join(mine)} | {'; '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
-def _figure(comparison: Comparison, contender: str) -> str:
-    """Return the median with its unit; of fewer than five runs each run, since their median would say too much."""
-    samples = comparison.samples[contender]
-    limit = GIVEN_UP.get(comparison.name)
-    if limit is not None:
+def _figure(comparison: Comparison, contender: str, runs: int) -> str:
+    """Return the median with its unit, and how many runs it is of where they are few or not as many as ``runs``.
+
+    Where some were given up, the others are shown one by one.
+    """
+    samples = comparison.samples.get(contender, [])
+    if not samples:
+        return "not measured"
+    if (limit := GIVEN_UP.get(comparison.name)) is not None:
         none = f"none in {limit:.0f} s"
         if len(samples) < table.FEW:
             return " and ".join(_shown(value, "s") if value < limit else none for value in samples)
-        if given_up := sum(value >= limit for value in samples):
-            return f"{none} in {given_up} of {len(samples)} runs"
+        again = [_shown(value, "s") for value in sorted(samples) if value < limit]
+        if given_up := len(samples) - len(again):
+            others = f", else {' and '.join(again)}" if again else ""
+            return f"{none} in {given_up} of {len(samples)} runs{others}"
     unit = comparison.unit or contender.rpartition(", ")[2]
-    return _shown(median(samples), unit) + (f" ({len(samples)} runs)" if len(samples) < table.FEW else "")
+    of = f" ({len(samples)} run{'s' * (len(samples) > 1)})" if len(samples) < table.FEW or len(samples) != runs else ""
+    return _shown(median(samples), unit) + of
 
 
 def _shown(value: float, unit: str) -> str:
@@ -290,34 +365,63 @@ def _shown(value: float, unit: str) -> str:
     return f"{table.number(value)} {unit}"
 
 
-def _slower(comparisons: Mapping[str, Comparison]) -> list[str]:
-    """Return the section, or nothing where one of its comparisons has not been measured."""
-    try:
-        init = comparisons["known_address"].ratios
-        init_4, init_8 = init["4 ranks"], init["8 ranks"]  # absent where torch retried in every round
-        scale = comparisons["scale"].samples
-        last, start = comparisons["last_rank"], comparisons["footprint"].samples
-        program = comparisons["any_program"].samples
-    except KeyError:
-        return []
-    empty = median(start["python -c pass, ms"])
-    figures = {
-        "init4": init_4,
-        "init8": init_8,
-        "mesh4": init["the mesh, 4 ranks"],
-        "mesh8": init["the mesh, 8 ranks"],
-        "mesh_last": last.ratios["the mesh"],
-        "scale": median(scale["mingle, 1024 ranks"]) / median(scale["TCPStore, 1024 ranks"]),
-        "run": median(program["mingle-run"]),
-        "mpirun": median(program["mpirun"]),
-        "ours": last.extra["mingle"]["CPU"],
-        "theirs": last.extra["zeroconf"]["CPU"],
-        "bare": median(start["import mingle, ms"]) - empty,
-        "all": median(start["import mingle, and all that init needs, ms"]) - empty,
+def _slower(kept: Mapping[str, Kept]) -> list[str]:
+    """Return the items of which all figures have been measured."""
+    samples: dict[str, Mapping[str, list[float]]] = {name: each.samples for name, (each, _) in kept.items()}
+    last = kept["last_rank"][0].extra if "last_rank" in kept else {}
+    sources: dict[str, Callable[[], float]] = {
+        **{field: partial(_ratio, samples, *source) for field, source in RATIOS.items()},
+        "run": lambda: median(samples["any_program"]["mingle-run"]),
+        "mpirun": lambda: median(samples["any_program"]["mpirun"]),
+        "ours": lambda: median(last["mingle"][CPU]),
+        "theirs": lambda: median(last["zeroconf, default registration"][CPU]),
+        "bare": lambda: _more(samples, "import mingle, ms"),
+        "all": lambda: _more(samples, "import mingle, and all that init needs, ms"),
     }
-    return [SLOWER.format(**{name: table.number(value) for name, value in figures.items()})]
+    meshes = {
+        field: f" with the {_mesh(kept[name][1])}" if name in kept and _mesh(kept[name][1]) else ""
+        for field, name in (("init_mesh", "known_address"), ("last_mesh", "last_rank"))
+    }
+    items = []
+    for item in SLOWER:
+        with contextlib.suppress(KeyError):
+            fields = [field for _, field, _, _ in string.Formatter().parse(item) if field and field not in meshes]
+            items.append(item.format(**{field: table.number(sources[field]()) for field in fields}, **meshes))
+    return items
+
+
+def _ratio(samples: Mapping[str, Mapping[str, list[float]]], name: str, ours: str, theirs: str) -> float:
+    return ratio(samples[name][ours], samples[name][theirs])
+
+
+def _more(samples: Mapping[str, Mapping[str, list[float]]], what: str) -> float:
+    return median(samples["footprint"][what]) - median(samples["footprint"]["python -c pass, ms"])
+
+
+def _simulated(kept: Mapping[str, Kept]) -> list[str]:
+    """Return the table of simulated jobs, and what real processes took."""
+    if "simulated" not in kept:
+        return []
+    samples = kept["simulated"][0].samples
+    rows = []
+    for size in SIZES:
+        if seeds := samples.get(f"{LATE}, {size} ranks, s"):
+            columns = [f"{LATE}, {size} ranks, s", f"{WAITING}, {size} ranks, datagrams a minute"]
+            columns += [f"{NODES}, {size} ranks, s", f"{ONE_NODE}, {size} ranks, s"]
+            figures = [f"{size:,}", str(len(seeds)), *(table.number(median(samples[each])) for each in columns)]
+            rows.append(f"| {' | '.join(figures)} |\n")
+    parts = [SIMULATED + "".join(rows)]
+    if "scale" in kept and (real := kept["scale"][0].samples.get("mingle, 1024 ranks")):
+        mesh = _mesh(kept["scale"][1]) or "mesh on"
+        took = _shown(median(real), "ms")
+        parts.append(
+            f"1,024 real processes on two cores took {took}, with the {mesh}: the simulation has neither a kernel nor\n"
+            "memory that is copied.\n"
+        )
+    return parts
 
 
 def _about(about: Mapping[str, str]) -> str:
     """Return the machine and the versions that all comparisons have."""
-    return f"{about['cpu']}, {about['kernel']}, python {about['python']}, torch {about['torch']}"
+    scheduling = f", contenders under {about['scheduling']}" if about.get("scheduling") else ""
+    return f"{about['cpu']}, {about['kernel']}, python {about['python']}, torch {about['torch']}{scheduling}"

@@ -97,24 +97,12 @@ class Field:
             time.sleep(SETTLE_SECONDS)
             return _all([start(function, 0, option=option), *waiting], "done", timeout)
 
-    def last_fresh(self, function: RankFunction, *, timeout: float = 60.0) -> list[Event]:
-        """As `last`, in fresh interpreters: they have imported what they need before the first of them begins."""
-        with self._round() as start, _gates() as directory:
-            early, late = Gate(directory / "early"), Gate(directory / "late")
-            with late.closed():
-                with early.closed():
-                    ranks = [start(function, rank, gate=early if rank else late) for rank in range(self.size)]
-                    _all(ranks, "waiting", timeout)
-                    time.sleep(SETTLE_SECONDS)
-                time.sleep(SETTLE_SECONDS)
-            return _all(ranks, "done", timeout)
-
-    def together_fresh(self, function: RankFunction, *, timeout: float = 60.0) -> list[Event]:
+    def together_fresh(self, function: RankFunction, *, option: str = "", timeout: float = 60.0) -> list[Event]:
         """All ranks begin at one moment, in fresh interpreters that have imported what they need."""
-        with self._round() as start, _gates() as directory:
-            gate = Gate(directory / "gate")
+        with self._round() as start, tempfile.TemporaryDirectory() as directory:
+            gate = Gate(Path(directory, "gate"))
             with gate.closed():
-                ranks = [start(function, rank, gate=gate) for rank in range(self.size)]
+                ranks = [start(function, rank, option=option, gate=gate) for rank in range(self.size)]
                 _all(ranks, "waiting", timeout)
                 time.sleep(SETTLE_SECONDS)
             return _all(ranks, "done", timeout)
@@ -212,13 +200,6 @@ def field(size: int) -> Iterator[Field]:
         yield Field(lab, size)
 
 
-@contextlib.contextmanager
-def _gates() -> Iterator[Path]:
-    """Lend a folder for gates."""
-    with tempfile.TemporaryDirectory() as directory:
-        yield Path(directory)
-
-
 def _all(ranks: list[Rank[None]], event: str, timeout: float) -> list[Event]:
     return [rank.wait_for(event, timeout) for rank in ranks]
 
@@ -226,6 +207,11 @@ def _all(ranks: list[Rank[None]], event: str, timeout: float) -> list[Event]:
 def until_all(ends: list[Event]) -> float:
     """Return the milliseconds from rank 0's start until the last rank was done."""
     return max(float(end["at"]) - float(ends[0]["started"]) for end in ends) * 1e3
+
+
+def until_workers(ends: list[Event]) -> float:
+    """Return the milliseconds from rank 0's start until the last of the others was done, however long rank 0 took."""
+    return max(float(end["at"]) - float(ends[0]["started"]) for end in ends[1:]) * 1e3
 
 
 def from_begin(ends: list[Event]) -> float:

@@ -1,4 +1,4 @@
-"""mingle, as the function of a rank; without the mesh where its function does not say so."""
+"""mingle, as the function of a rank: with its defaults, or without the mesh where the option says so."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from benchmarks.hosts import Place
 from mingle.config.settings import Mesh
 
 TIMEOUT = 60.0
+MESH_OFF = "mesh off"
 
 
 def rehearse() -> None:
@@ -24,19 +25,7 @@ def rehearse() -> None:
 
 def discover(place: Place) -> None:
     """Discover; the rank stays until it is killed."""
-    _discover(place)
-    threading.Event().wait()
-
-
-def discover_with_mesh(place: Place) -> None:
-    """As `discover`, and all hosts have reached each other."""
-    _discover(place, "on")
-    threading.Event().wait()
-
-
-def _discover(place: Place, mesh: Mesh = "off") -> mingle.Job:
-    if place.gate is None:
-        rehearse()
+    rehearse()
     if place.rank == 0:
         report("hosting")  # it listens long before the others have settled
     started, cpu = place.wait(), time.process_time()
@@ -45,13 +34,14 @@ def _discover(place: Place, mesh: Mesh = "off") -> mingle.Job:
         rank=place.rank,
         world_size=place.world_size,
         discovery_timeout=TIMEOUT,
-        mesh=mesh,
+        mesh=_mesh(place),
     )
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
-    return job
+    threading.Event().wait()
+    del job
 
 
-def init(place: Place, mesh: Mesh = "off") -> None:
+def init(place: Place) -> None:
     """Make the process group; the rank stays until it is killed."""
     started, cpu = place.wait(), time.process_time()
     mingle.init(
@@ -60,12 +50,11 @@ def init(place: Place, mesh: Mesh = "off") -> None:
         world_size=place.world_size,
         backend="gloo",
         discovery_timeout=TIMEOUT,
-        mesh=mesh,
+        mesh=_mesh(place),
     )
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
     threading.Event().wait()
 
 
-def init_with_mesh(place: Place) -> None:
-    """As `init`, and all hosts have reached each other."""
-    init(place, "on")
+def _mesh(place: Place) -> Mesh | None:
+    return "off" if place.option == MESH_OFF else None

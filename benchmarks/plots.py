@@ -63,7 +63,7 @@ def draw(comparison: Comparison, folder: Path = PICTURES) -> Path:
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith("mingle")
+    return "mingle" in name
 
 
 def _dots(axes: Axes, rows: Sequence[tuple[Sequence[float], str]], size: float) -> None:
@@ -82,10 +82,9 @@ def _dots(axes: Axes, rows: Sequence[tuple[Sequence[float], str]], size: float) 
 def titles(results: Mapping[str, Comparison]) -> dict[str, str]:
     """Return the sentence above each figure, by the figure's name; the numbers are those of the results."""
     recovery, first_step = results["torchrun_recovery"].samples, results["torchrun"].samples
-    died = "the store's host dies"
-    ours, theirs = recovery[f"mingle, {died}"], recovery[f"c10d, {died}"]
+    ours, theirs = (recovery[f"{name}, the store's node vanishes"] for name in ("mingle", "c10d"))
     return {
-        "recovery": f"The node that holds the store dies:\nmingle resumes in {_seconds(ours)}; {_again(theirs)}",
+        "recovery": f"The node that holds the store vanishes:\nmingle resumes in {_seconds(ours)}; {_again(theirs)}",
         "start": f"torchrun makes its first step after {_seconds(first_step['mingle'])} with mingle,\n"
         f"and after {_seconds(first_step['c10d'])} with c10d and a known endpoint",
         "how-it-works": "Ranks find each other by multicast,\nagree over TCP, and start together",
@@ -110,7 +109,7 @@ def draw_figures(folder: Path = PICTURES) -> list[Path]:
 
     results = {name: comparison for name, (comparison, _) in load_all().items()}
     drawings: dict[str, tuple[float, Callable[[Axes, Mapping[str, Comparison]], None]]] = {
-        "recovery": (4.9, _draw_recovery),
+        "recovery": (1.7 + 1.6 * len(_faults(results)), _draw_recovery),
         "start": (4.6, _draw_start),
         "how-it-works": (4.4, _draw_how_it_works),
     }
@@ -145,14 +144,23 @@ def _for_both_schemes(svg: str, title: str) -> str:
     return re.sub(r"(<svg [^>]*)>", rf'\1 role="img" aria-label="{label}">\n {style}', svg, count=1)
 
 
-def _draw_recovery(axes: Axes, results: Mapping[str, Comparison]) -> None:
+_FAULTS = {
+    "the store's node vanishes": "the node with the store vanishes",
+    "another node is killed": "another node is killed",
+    "a worker crashes": "a worker crashes",
+}
+
+
+def _faults(results: Mapping[str, Comparison]) -> dict[str, str]:
+    """Return the faults to show, by their names in the results: those that c10d was measured with as well."""
     samples = results["torchrun_recovery"].samples
-    rows = [
-        (f"{name}, {what}", name)
-        for what in ("the store's host dies", "a worker crashes")
-        for name in ("mingle", "c10d")
-    ]
-    places = _grouped(axes, ["the node with the store dies", "a worker crashes"], [name for _, name in rows])
+    return {fault: heading for fault, heading in _FAULTS.items() if f"c10d, {fault}" in samples}
+
+
+def _draw_recovery(axes: Axes, results: Mapping[str, Comparison]) -> None:
+    samples, faults = results["torchrun_recovery"].samples, _faults(results)
+    rows = [(f"{name}, {fault}", name) for fault in faults for name in ("mingle", "c10d")]
+    places = _grouped(axes, list(faults.values()), [name for _, name in rows])
     for (contender, name), y in zip(rows, places, strict=True):
         values, color = samples[contender], _color(name)
         again = [value for value in values if value < GIVEN_UP]
@@ -249,7 +257,7 @@ def _draw_how_it_works(axes: Axes, results: Mapping[str, Comparison]) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, 12)
     axes.set_ylim(-1.4, 3.25)
-    measured = (f"{member[FOUND]:.0f} ms", "", f"{member[FORMED]:.0f} ms")
+    measured = (f"{median(member[FOUND]):.0f} ms", "", f"{median(member[FORMED]):.0f} ms")
     for step, (head, says) in enumerate(_STEPS):
         left = 4.15 * step
         axes.text(left, 2.8, head, weight="bold", fontsize=_LABEL, va="center")

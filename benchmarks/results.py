@@ -1,13 +1,16 @@
-"""What a comparison yields, kept as JSON: every measurement, the goals, and the ratios that the guard watches."""
+"""What a comparison yields, kept as JSON: every measurement, and the ratios that the guard watches."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import os
 import platform
 import re
+import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,21 +23,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "zeroconf", "multicast_expert", "msgspec")
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A goal and what was measured of it; a value up to the limit is good."""
-
-    text: str
-    value: float
-    limit: float
-    unit: str
-
-    @property
-    def met(self) -> bool:
-        """Whether the value is within the limit."""
-        return self.value <= self.limit
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """One comparison's outcome.
@@ -45,9 +33,8 @@ class Comparison:
         text: what was measured, and what its figures are made of.
         unit: of the samples; empty: each name ends with its own, after a comma.
         samples: by contender the measurements in their order.
-        goals: what was to be reached.
         ratios: ours to a peer's, less is better: comparable across machines, so the guard watches them.
-        extra: columns beside the time, by contender and column.
+        extra: measurements beside the time, by contender and by what they are; the latter starts with the unit.
     """
 
     name: str
@@ -55,18 +42,21 @@ class Comparison:
     text: str
     unit: str
     samples: Mapping[str, list[float]]
-    goals: tuple[Goal, ...] = ()
     ratios: Mapping[str, float] = field(default_factory=dict)
-    extra: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    extra: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
 
 
 def machine() -> dict[str, str]:
-    """Return what the figures depend on: the machine, its load, and the versions."""
+    """Return what the figures depend on: the day, the commit, the machine, its load before the run, the versions."""
     about = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": _commit(),
         "cpu": f"{os.cpu_count()} × {_processor()}",
         "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
-        "load": f"{os.getloadavg()[0]:.1f}" + (", contenders under SCHED_RR" if precedence.asked_for() else ""),
+        "load": f"{os.getloadavg()[0]:.1f}",
+        "mesh": os.environ.get("MINGLE_MESH", "on"),
+        "scheduling": "SCHED_RR" if precedence.asked_for() else "",
     }
     for package in PACKAGES:
         try:
@@ -74,6 +64,14 @@ def machine() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             about[package] = "not installed"
     return about
+
+
+@functools.cache
+def _commit() -> str:
+    """Return the commit that is measured, asked once: the first result that is kept changes the working tree."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return asked.stdout.strip()
 
 
 def _processor() -> str:
@@ -90,10 +88,15 @@ def save(comparison: Comparison, about: Mapping[str, str], folder: Path = RESULT
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{comparison.name}.json"
     kept = dataclasses.asdict(comparison)
-    kept["samples"] = {name: [float(f"{value:.5g}") for value in each] for name, each in comparison.samples.items()}
+    kept["samples"] = _rounded(comparison.samples)
+    kept["extra"] = {name: _rounded(each) for name, each in comparison.extra.items()}
     text = json.dumps({"machine": dict(about), **kept}, indent=1, ensure_ascii=False)
     path.write_text(_short_lists(text) + "\n", encoding="utf-8")
     return path
+
+
+def _rounded(samples: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [float(f"{value:.5g}") for value in values] for name, values in samples.items()}
 
 
 def load(path: Path) -> tuple[Comparison, dict[str, str]]:
@@ -105,7 +108,6 @@ def load(path: Path) -> tuple[Comparison, dict[str, str]]:
     """
     kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     about = kept.pop("machine")
-    kept["goals"] = tuple(Goal(**goal) for goal in kept["goals"])
     return Comparison(**kept), about
 
 

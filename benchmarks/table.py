@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.results import Comparison
-from benchmarks.samples import summarise
+from benchmarks.samples import median, summarise
 
 FEW = 5
 """Of fewer measurements a 5th or a 95th percentile would be no more than the lowest or the highest one."""
@@ -29,7 +29,7 @@ def rows(comparison: Comparison) -> list[list[str]]:
     table = [heading]
     for name, values in comparison.samples.items():
         summary = summarise(values)
-        beside: Mapping[str, float] = comparison.extra.get(name, {})
+        beside: Mapping[str, list[float]] = comparison.extra.get(name, {})
         table.append(
             [
                 name,
@@ -38,7 +38,7 @@ def rows(comparison: Comparison) -> list[list[str]]:
                 number(summary.high) if summary.count >= FEW else "",
                 str(summary.count),
                 "" if ours is None or name == "mingle" else _standing(summarise(ours).median, summary.median),
-                *(number(beside[column]) if column in beside else "" for column in columns),
+                *(number(median(beside[column])) if column in beside else "" for column in columns),
             ]
         )
     return table
@@ -50,15 +50,6 @@ def _standing(ours: float, theirs: float) -> str:
     return f"{number(theirs / ours)} × less" if theirs >= 2 * ours else f"{number(ours / theirs)} ×"
 
 
-def verdicts(comparison: Comparison) -> list[str]:
-    """Return a line for each goal."""
-    return [
-        f"{'reached' if goal.met else 'missed'}: {goal.text}: {number(goal.value)} {goal.unit} "
-        f"(goal: at most {number(goal.limit)} {goal.unit})"
-        for goal in comparison.goals
-    ]
-
-
 def plain(comparison: Comparison) -> str:
     """Return a comparison for a terminal."""
     table = rows(comparison)
@@ -67,4 +58,4 @@ def plain(comparison: Comparison) -> str:
     for row in table:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join([*lines, *(f"  {verdict}" for verdict in verdicts(comparison))])
+    return "\n".join(lines)

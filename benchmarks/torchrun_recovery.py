@@ -1,4 +1,4 @@
-"""torchrun: until all train again, after a worker has crashed and after the machine with the store has died."""
+"""torchrun: until all that are left train again, by fault, with mingle and with stock c10d."""
 
 from __future__ import annotations
 
@@ -17,47 +17,43 @@ from tests.lab.process import Process
 
 from benchmarks.hosts import name_each_other
 from benchmarks.results import Comparison
-from benchmarks.samples import alternate, ratio
+from benchmarks.samples import alternate
 from benchmarks.torchrun import SCRIPT, STOCK_PORT
 
 _STORE_AT = re.compile(r"the agents' store is at (\S+):\d+,")
-HOSTS = 3
 START_SECONDS = 120.0
 PATIENCE_SECONDS = 60.0
 """How long survivors may take; who has not trained by then is counted with this time."""
 
+MINGLE, C10D, C10D_OWN_STORE = "mingle", "c10d", "c10d, own store"
+VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+ENVIRONMENTS = {MINGLE: {"TORCH_LOGS": "mingle"}, C10D: {}, C10D_OWN_STORE: {VARIABLE: "1"}}
+"""By contender what its torchrun finds; mingle's log tells where the store is."""
+
 TEXT = f"""\
-3 hosts with one worker each, `--nnodes=2:3 --max-restarts=3`, all else as torch has it, from the fault until all that
-are left have made a step again; the waiting ended after {PATIENCE_SECONDS:.0f} s. With
-`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, which mingle sets by itself, c10d's new workers fail in Gloo less often."""
+3 hosts with `--nnodes=2:3`, or 5 with `2:5`, one worker each, `--max-restarts=3`, otherwise torchrun's defaults; from
+the fault until all that are left have made a step again, for {PATIENCE_SECONDS:.0f} s at most. The worker that crashes
+has rank 0. "The store" is that of the agents; with c10d it is on the node of `--rdzv-endpoint`. "Killed": every process
+of the node gets SIGKILL, and its kernel closes the connections. "Vanishes": the node is cut off from the network, then
+killed. "Own store": the workers do not use the agents' store, by `{VARIABLE}=1`, which mingle sets."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measure; a round takes minutes, so there are few."""
+    """Measure; a round takes five minutes, so there are few."""
     with tempfile.TemporaryDirectory() as directory:
-        samples = alternate(
-            max(1, rounds // 7),
-            {
-                f"{name}, {what}": partial(_once, Path(directory), name, fault)
-                for what, fault in (("a worker crashes", crash), ("the store's host dies", _host_death))
-                for name in ("mingle", "c10d")
-            },
-        )
-    against = ratio(samples["mingle, a worker crashes"], samples["c10d, a worker crashes"])
-    return Comparison(
-        name="torchrun_recovery",
-        title="torchrun, training again",
-        text=TEXT,
-        unit="s",
-        samples=samples,
-        ratios={"c10d, a worker crashes": against},
-    )
+        rows = {
+            f"{name}, {what}": partial(_once, Path(directory), name, size, fault)
+            for what, (size, fault, names) in FAULTS.items()
+            for name in names
+        }
+        samples = alternate(max(1, rounds // 4), rows)
+    return Comparison(name="torchrun_recovery", title="torchrun, training again", text=TEXT, unit="s", samples=samples)
 
 
-def _once(directory: Path, name: str, fault: Callable[[Run], float], round_: int) -> float:
+def _once(directory: Path, name: str, size: int, fault: Callable[[Run], float], round_: int) -> float:
     with Lab() as lab:
         network = lab.network()
-        hosts = [lab.host(network) for _ in range(HOSTS)]
+        hosts = [lab.host(network) for _ in range(size)]
         name_each_other(hosts)
         return fault(Run(name, hosts, directory / f"{name}-{fault.__name__}-{round_}"))
 
@@ -66,7 +62,7 @@ class Run:
     """One job: the line that each host runs, and what its workers have said.
 
     Args:
-        name: "mingle" or "c10d".
+        name: the contender, one of `ENVIRONMENTS`.
         hosts: MAX hosts.
         stop: the file that ends the training.
     """
@@ -83,17 +79,17 @@ class Run:
     def start_on(self, host: Host, *script: str) -> None:
         """Start the line on a host."""
         rendezvous = ["--rdzv-backend=mingle"]
-        if self.name == "c10d":
+        if self.name != MINGLE:
             endpoint = f"{self.hosts[0].address()}:{STOCK_PORT}"
             rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
         line = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--rdzv-id=bench"]
         line += [f"--nnodes=2:{len(self.hosts)}", "--nproc-per-node=1", "--max-restarts=3"]
-        env = {"TORCH_LOGS": "mingle"} if self.name == "mingle" else {}
-        self.processes[host] = host.run([*line, str(SCRIPT), f"--until={self.stop}", *script], env=env)
+        command = [*line, str(SCRIPT), f"--until={self.stop}", *script]
+        self.processes[host] = host.run(command, env=ENVIRONMENTS[self.name])
 
     def store_host(self) -> Host:
         """Return the host of the agents' store: with c10d the first one, with mingle the one that was elected."""
-        if self.name == "c10d":
+        if self.name != MINGLE:
             return self.hosts[0]
         (where,) = {_STORE_AT.findall(process.stderr)[-1] for process in self.processes.values()}
         return next(host for host in self.hosts if host.address() == where)
@@ -138,8 +134,7 @@ def begin(run: Run, *script: str) -> None:
         raise RuntimeError(f"{run.name} did not start to train")
 
 
-def crash(run: Run) -> float:
-    """Let the worker of rank 0 crash."""
+def _crash(run: Run) -> float:
     begin(run, "--crash=1")
     steps = [step for host in run.hosts for step in run.said(host)]
     crashed = float(next(step["at"] for step in steps if step["rank"] == 0))
@@ -147,11 +142,60 @@ def crash(run: Run) -> float:
     return PATIENCE_SECONDS if again is None else again - crashed
 
 
-def _host_death(run: Run) -> float:
+def _lose(run: Run, *lost: Host, cut: bool = False) -> float:
+    since = time.monotonic()
+    for host in lost:
+        if cut:
+            host.cut()
+        host.kill()
+    return _until(run, _without(run, *lost), since)
+
+
+def _until(run: Run, hosts: Sequence[Host], since: float) -> float:
+    again = run.together(hosts, since, PATIENCE_SECONDS)
+    return PATIENCE_SECONDS if again is None else again - since
+
+
+def _without(run: Run, *lost: Host) -> list[Host]:
+    return [host for host in run.hosts if host not in lost]
+
+
+def _store_killed(run: Run) -> float:
     begin(run)
-    lost = run.store_host()
-    lost.cut()
-    died = time.monotonic()
-    lost.kill()
-    again = run.train([host for host in run.hosts if host is not lost], died, PATIENCE_SECONDS)
-    return PATIENCE_SECONDS if again is None else again - died
+    return _lose(run, run.store_host())
+
+
+def _store_vanishes(run: Run) -> float:
+    begin(run)
+    return _lose(run, run.store_host(), cut=True)
+
+
+def _other_killed(run: Run) -> float:
+    begin(run)
+    return _lose(run, _without(run, run.store_host())[0])
+
+
+def _two_killed(run: Run) -> float:
+    begin(run)
+    store = run.store_host()
+    return _lose(run, store, _without(run, store)[0])
+
+
+def _started_again(run: Run) -> float:
+    begin(run)
+    lost = _without(run, run.store_host())[0]
+    _lose(run, lost)
+    since = time.monotonic()
+    run.start_on(lost)
+    return _until(run, run.hosts, since)
+
+
+FAULTS: dict[str, tuple[int, Callable[[Run], float], tuple[str, ...]]] = {
+    "a worker crashes": (3, _crash, (MINGLE, C10D, C10D_OWN_STORE)),
+    "the store's node vanishes": (3, _store_vanishes, (MINGLE, C10D)),
+    "another node is killed": (3, _other_killed, (MINGLE, C10D)),
+    "the store's node is killed": (3, _store_killed, (MINGLE,)),
+    "the store's node and another one of five are killed": (5, _two_killed, (MINGLE,)),
+    "a killed node is started again": (3, _started_again, (MINGLE,)),
+}
+"""By name the number of hosts, what happens, and whom it is measured of: without the store's node c10d ends."""

@@ -14,6 +14,7 @@ from benchmarks.hosts import Place
 TYPE = "_mingle-bench._tcp.local."
 PORT = 29400
 RESOLVE_MILLISECONDS = 30_000
+PROBING, BY_NAME = "probing", "by name"
 
 
 def find(place: Place) -> None:
@@ -29,38 +30,51 @@ def find_and_connect(place: Place) -> None:
     """
     from torch.distributed import TCPStore
 
-    name = f"{place.job.replace(' ', '-')}.{TYPE}"
+    _rehearse()
     started, cpu = place.wait(), time.process_time()
     with zeroconf.Zeroconf() as responder:
         if place.rank == 0:
             store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
-            addresses = [socket.inet_aton(place.address)]
-            responder.register_service(
-                zeroconf.ServiceInfo(TYPE, name, port=store.port, addresses=addresses, server="rank0.local.")
-            )
+            responder.register_service(_service(place, store.port), cooperating_responders=True)
             report("hosting")
         else:
-            found = _resolved(responder.get_service_info(TYPE, name, timeout=RESOLVE_MILLISECONDS))
+            found = _resolved(responder.get_service_info(TYPE, _name(place), timeout=RESOLVE_MILLISECONDS))
             store = TCPStore(found.parsed_addresses()[0], found.port or 0, is_master=False, wait_for_workers=False)
         report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
         threading.Event().wait()
         del store
 
 
+def _rehearse() -> None:
+    """Do the same once on loopback, as mingle's ranks do: a forked process copies each page at its first write."""
+    with zeroconf.Zeroconf(interfaces=["127.0.0.1"]) as responder:
+        name = f"rehearsal-{time.monotonic_ns()}.{TYPE}"
+        service = zeroconf.ServiceInfo(TYPE, name, port=PORT, addresses=[socket.inet_aton("127.0.0.1")])
+        responder.register_service(service, cooperating_responders=True)
+        _browse(responder, name)
+
+
+def _name(place: Place) -> str:
+    return f"{place.job.replace(' ', '-')}.{TYPE}"
+
+
+def _service(place: Place, port: int) -> zeroconf.ServiceInfo:
+    addresses = [socket.inet_aton(place.address)]
+    return zeroconf.ServiceInfo(TYPE, _name(place), port=port, addresses=addresses, server="rank0.local.")
+
+
 def _find(place: Place) -> zeroconf.Zeroconf:
-    name = f"{place.job.replace(' ', '-')}.{TYPE}"
-    info = zeroconf.ServiceInfo(
-        TYPE, name, port=PORT, addresses=[socket.inet_aton(place.address)], server="rank0.local."
-    )
+    _rehearse()
     started, cpu = place.wait(), time.process_time()
     responder = zeroconf.Zeroconf()
     if place.rank == 0:
-        responder.register_service(info)
+        # It returns after two repeats of the announcement, for which no worker waits.
+        responder.register_service(_service(place, PORT), cooperating_responders=place.option != PROBING)
         report("hosting")
-    elif place.option == "by name":
-        _resolved(responder.get_service_info(TYPE, name, timeout=RESOLVE_MILLISECONDS))
+    elif place.option == BY_NAME:
+        _resolved(responder.get_service_info(TYPE, _name(place), timeout=RESOLVE_MILLISECONDS))
     else:
-        _browse(responder, name)
+        _browse(responder, _name(place))
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
     return responder
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as command
-from benchmarks import guard, plots, results, table
+from benchmarks import document, guard, plots, results, simulated, table
 from benchmarks.document import write
-from benchmarks.results import Comparison, Goal
+from benchmarks.results import Comparison
 from benchmarks.samples import percentile, ratio, summarise
 
 
@@ -21,9 +21,8 @@ def comparison(ours: float = 10.0, name: str = "example") -> Comparison:
         text="What it is.",
         unit="ms",
         samples=samples,
-        goals=(Goal("time", ours, 12.0, "ms"),),
         ratios={"peer": ratio(samples["mingle"], samples["peer"])},
-        extra={"peer": {"CPU": 3.0}},
+        extra={"peer": {"ms of CPU": [3.0, 5.0, 4.0]}},
     )
 
 
@@ -79,6 +78,50 @@ def test_the_committed_figures_say_what_the_committed_results_are() -> None:
 def test_a_figure_says_how_often_a_contender_trained_again() -> None:
     kept = {name: comparison for name, (comparison, _) in results.load_all().items()}
     recovery = kept["torchrun_recovery"]
-    samples = {**recovery.samples, "c10d, the store's host dies": [60.0, 60.0, 12.0]}
+    samples = {**recovery.samples, "c10d, the store's node vanishes": [60.0, 60.0, 12.0]}
     title = plots.titles({**kept, "torchrun_recovery": dataclasses.replace(recovery, samples=samples)})["recovery"]
     assert title.endswith("; c10d resumes in 1 of 3 runs")
+
+
+def of_known_address(samples: dict[str, list[float]], mesh: str = "on") -> tuple[Comparison, dict[str, str]]:
+    kept = dataclasses.replace(comparison(name="known_address"), samples=samples)
+    return kept, {**results.machine(), "date": "2026-01-02", "commit": "0123abc", "mesh": mesh}
+
+
+def test_the_pages_show_the_default_beside_mesh_off_and_each_group_with_its_runs(tmp_path: Path) -> None:
+    samples = {
+        "mingle.init, 4 ranks": [50.0] * 6,
+        "mingle.init, mesh off, 4 ranks": [40.0] * 6,
+        "known address, 4 ranks": [20.0] * 2,
+        "known address, a client early, 4 ranks": [600.0] * 4,
+    }
+    page, method = (each.read_text("utf-8") for each in write([of_known_address(samples)], tmp_path))
+    assert "| 50.0 ms; mesh off: 40.0 ms | known address, if no client comes early: 20.0 ms (2 runs);" in page
+    assert "if one does: 600 ms (4 runs) |" in page
+    assert "Measured 2026-01-02, at `0123abc`." in page
+    assert "`known_address`, 2026-01-02, commit 0123abc: mingle.init, 4 ranks 50.0 (50.0-50.0) ms, n=6;" in method
+    assert "peer, ms of CPU: 4.00" in method
+
+
+def test_the_pages_say_what_was_not_measured_and_what_ran_without_the_mesh(tmp_path: Path) -> None:
+    kept = of_known_address({"mingle.init, 4 ranks": [40.0]}, "off")
+    page = write([kept], tmp_path)[0].read_text("utf-8")
+    assert " (mesh off) | 40.0 ms (1 run) | known address, if no client comes early: not measured;" in page
+    assert "Than `init_process_group`" not in page
+    assert "Than zeroconf" in page
+
+
+def test_the_figures_of_simulated_jobs_are_a_table_of_their_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated, "SIZES", (16,))
+    monkeypatch.setattr(document, "SIZES", (16,))
+    kept = simulated.run(1)
+    page, method = (each.read_text("utf-8") for each in write([(kept, of_known_address({})[1])], tmp_path))
+    assert "| 16 | 1 | " in page
+    assert "rank 0 comes last, 16 ranks" in method
+
+
+def test_a_kept_comparison_is_read_as_it_was(tmp_path: Path) -> None:
+    kept, about = of_known_address({"mingle.init, 4 ranks": [1.5, 2.5]})
+    assert results.load(results.save(kept, about, tmp_path)) == (kept, about)
