@@ -42,7 +42,7 @@ COST: Questions = (
         },
     ),
     (
-        "seven ranks wait, the eighth comes: until all have formed the job",
+        "seven ranks wait, the eighth comes: until it has GO",
         "last_rank",
         "a worker, mingle",
         {
@@ -52,7 +52,7 @@ COST: Questions = (
         },
     ),
     (
-        "seven ranks wait, rank 0 comes: until all have formed the job",
+        "seven ranks wait, rank 0 comes: until all have GO",
         "last_rank",
         "mingle",
         {

@@ -21,7 +21,7 @@ TEXT = """\
 then rank 0 calls `discover`; measured until the last one has GO. 8 hosts open 56 connections for the mesh, on two
 cores. zeroconf's rank 0 registers a service; measured until the last worker, which browses for it, has resolved it. By
 default python-zeroconf probes three times, 500 ms apart (RFC 6762 asks for 250 ms); "without probing":
-`cooperating_responders=True`. "a worker": rank 0 and six others wait; measured until the last one has GO. zeroconf's
+`cooperating_responders=True`. "a worker": rank 0 and six others wait; measured until the eighth has GO. zeroconf's
 worker browses for a service, or asks for it by name; "and the store" also connects a TCPStore client."""
 
 

@@ -65,6 +65,8 @@ def test_the_committed_figures_say_what_the_committed_results_are() -> None:
     kept = {name: comparison for name, (comparison, _) in results.load_all().items()}
     titles = plots.titles(kept)
     assert len(titles) == 3
+    resumes = titles["recovery"].partition("\n")[2].partition(";")[0]
+    assert resumes in (results.ROOT / "README.md").read_text("utf-8"), "README names it in the text of the chart"
     for name, title in titles.items():
         figure = (plots.PICTURES / f"{name}.svg").read_text("utf-8")
         for line in title.splitlines():
