@@ -227,9 +227,12 @@ class ElectionInvariants(Invariants):
         if isinstance(failure, ConnectivityError):
             return  # tests.lan.meshes judges it
         assert isinstance(failure, DiscoveryTimeoutError), str(failure)
-        deaf = self.world.networks[0].segment().deaf
-        if now - max(self.disturbed_at, self.world.networks[0].timed_out_at) < UNDISTURBED_SECONDS:
+        network = self.world.networks[0]
+        deaf = network.segment().deaf
+        if now - max(self.disturbed_at, network.timed_out_at) < UNDISTURBED_SECONDS:
             return
+        if any(connection.is_dead for connection in network.connections):
+            return  # an address was lost, and its connections with it: no end knows that yet
         names = [(each.machine.name, process.machine.name) for each in running]
         if any(pair in deaf or pair[::-1] in deaf for pair in names):
             return  # its question was not heard, or the answer was not

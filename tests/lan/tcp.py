@@ -166,6 +166,11 @@ class Connection:
             self._dead_since = self.world.now
             self.world.after(DEAD_SECONDS, functools.partial(self._give_up, self.world.now))
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing passes any more, which its ends are not told for `DEAD_SECONDS`."""
+        return self._dead_since is not None
+
     def _give_up(self, since: float) -> None:
         if self._dead_since == since:
             for end in self.ends:
