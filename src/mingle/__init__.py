@@ -28,7 +28,7 @@ A map of the package, from the inside out (``docs/architecture.md`` says what ea
 ``run``          ``mingle-run``
 ===============  ======================================================================
 
-The modules at the top, ``errors``, ``text``, ``job``, ``collector``, ``forksafe``, ``detached`` and
+The modules at the top, ``errors``, ``text``, ``job``, ``records``, ``collector``, ``forksafe``, ``detached`` and
 ``token_bucket``, serve all sub-packages.
 """
 
