@@ -61,6 +61,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return few(words) if words else "none"
 
 
+def nnodes_text(minimum: int | None, maximum: int) -> str:
+    """Return the value of ``--nnodes``: ``2``, or ``2:4``."""
+    return str(maximum) if minimum == maximum else f"{minimum}:{maximum}"
+
+
 def joined_lines(text: str) -> str:
     """Return an observation as frames and the progress line carry it: without line breaks."""
     return "; ".join(line.strip() for line in text.split("\n")).replace(":; ", ": ")

@@ -166,7 +166,7 @@ class ElasticMember(Joiner):
         """Say why this agent gets no seat; it does not compete with the session that goes on without it."""
         self._left_out_until = now + LEFT_OUT_SECONDS
         if self._memory.refused_for_its_paths(refusal):
-            self._effects.append(Notice(reports.left_out(self.identity, refusal)))
+            self._effects.append(Notice(reports.left_out(self.identity, self._memory.policy.nodes, refusal)))
 
     def stand_back(self, refusal: frames.Refused, now: float) -> None:
         """Look for a host again, and be none for a while, since this agent, as the host, can't reach others."""

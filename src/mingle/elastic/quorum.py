@@ -20,7 +20,7 @@ from mingle.protocol.explain.errors import SHARED_MACHINE
 from mingle.protocol.session.admission import Admission
 from mingle.protocol.session.seating import node_keys
 from mingle.protocol.session.seats import Seated
-from mingle.text import few
+from mingle.text import few, nnodes_text
 from mingle.wire import frames
 
 if TYPE_CHECKING:
@@ -245,8 +245,8 @@ class Quorum(Admission):
         if (applicant.minimum, applicant.world_size) == (nodes.minimum, nodes.maximum):
             return ""
         return (
-            f"the host was started with --nnodes={nodes.minimum}:{nodes.maximum}, "
-            f"the newcomer with --nnodes={applicant.minimum}:{applicant.world_size}"
+            f"the host was started with --nnodes={nnodes_text(nodes.minimum, nodes.maximum)}, "
+            f"the newcomer with --nnodes={nnodes_text(applicant.minimum, applicant.world_size)}"
         )
 
     def misfit(self, applicant: frames.Join, *, assigned: bool) -> tuple[frames.RefusalReason, str] | None:

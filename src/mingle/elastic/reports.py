@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from mingle.elastic.quorum import Policy
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import MingleError, counted
 from mingle.protocol.machine import Identity
 from mingle.protocol.member import LEFT_OUT_SECONDS
+from mingle.text import nnodes_text
 from mingle.wire.frames import ProcessInfo, Refused
 
 
-def left_out(identity: Identity, refusal: Refused) -> str:
+def left_out(identity: Identity, nodes: Nodes, refusal: Refused) -> str:
     """Return the warning of an agent that gets no seat, since it and a member can't reach each other."""
+    job = "waits for it" if nodes.minimum == nodes.maximum else "goes on without it if enough nodes are left"
     return (
         f"job {identity.job!r}: this node gets no place: {refusal.detail}. Likely cause: {refusal.cause}. "
-        f"Fix: {refusal.remedy.removesuffix('.')}. It asks again every {LEFT_OUT_SECONDS:.0f} s, and the job goes on "
-        "without it"
+        f"Fix: {refusal.remedy.removesuffix('.')}. It asks again every {LEFT_OUT_SECONDS:.0f} s, and the job {job}"
     )
 
 
 def small(identity: Identity, policy: Policy, joined: int) -> str:
     """Return the warning that another part of a split network could start the job as well."""
     nodes = policy.nodes
-    prevented = "" if policy.allow_minority else f" --nnodes={nodes.founders}:{nodes.maximum} would prevent it."
+    safe = nnodes_text(nodes.founders, nodes.maximum)
+    prevented = "" if policy.allow_minority else f" --nnodes={safe} would prevent it."
     return (
         f"job {identity.job!r} starts with {joined} of {nodes.maximum} nodes, since no other node came. In another "
         "part of a split network it could start a second time; the two would become one as soon as they meet."

@@ -14,7 +14,7 @@ from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.protocol.explain.deadline import timeout
 from mingle.protocol.explain.observations import Diagnostics, NetworkFacts, Situation
 from mingle.protocol.machine import Identity
-from mingle.wire.frames import ProcessInfo, Status
+from mingle.wire.frames import ProcessInfo, Refused, Status
 
 POLICY = Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0)
 IDENTITY = Identity(
@@ -64,6 +64,34 @@ def test_too_few_nodes() -> None:
     assert "--nnodes=2:4 begins with 3 nodes (with 2 if --rdzv-conf allow_minority=1 is given)" in error.observation
     assert error.remedy is not None
     assert "MINGLE_PEERS=<all nodes>" in error.remedy, "no process was heard: most clouds carry no multicast"
+
+
+def test_a_size_is_told_as_it_was_typed() -> None:
+    fixed = Memory(Policy(nodes=Nodes(minimum=2, maximum=2), last_call=30.0))
+    status = Status(joined=1, world_size=2, lacks="1 more node: it takes 2 to begin")
+    text = str(incomplete(status, memory=fixed))
+    assert "1 of 2 nodes were there" in text
+    assert "--nnodes=" not in text
+    pair = Policy(nodes=Nodes(minimum=1, maximum=2), last_call=30.0)
+    assert "--nnodes=2 would prevent it" in agent_reports.small(IDENTITY, pair, 1)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "follows"), [(3, "and the job waits for it"), (2, "and the job goes on without it if enough nodes are")]
+)
+def test_a_node_without_a_place_is_told_what_its_job_does(minimum: int, follows: str) -> None:
+    refusal = Refused(reason="mesh", detail="host one and host two …", cause="a firewall", remedy="allow TCP.")
+    assert follows in agent_reports.left_out(IDENTITY, Nodes(minimum=minimum, maximum=3), refusal)
+
+
+def test_silence_does_not_contradict_the_nodes_that_joined() -> None:
+    """Also the last agent: the others have given up before it."""
+    memory = Memory(POLICY)
+    memory.note_status(Status(joined=2, world_size=4, present=("one", "two")))
+    for status in (Status(joined=2, world_size=4, lacks="1 more node"), Status(joined=1, world_size=4)):
+        text = incomplete(status, memory=memory).observation
+        assert "no process was heard, besides those that joined" in text
+        assert "of this job or of another" not in text
 
 
 def test_a_part_without_the_quorum() -> None:

@@ -8,7 +8,7 @@ from mingle.errors import AuthenticationError, ConnectivityError, DiscoveryTimeo
 from mingle.protocol.explain import mesh_report
 from mingle.protocol.explain.ladder import climb, kept_apart, surplus_status
 from mingle.protocol.explain.observations import Agents, Diagnostics, NetworkFacts, Situation
-from mingle.text import few, ranks_text
+from mingle.text import few, nnodes_text, ranks_text
 from mingle.wire.frames import Status
 
 
@@ -36,7 +36,10 @@ def timeout(situation: Situation, facts: NetworkFacts) -> MingleError:
         text = f"{_few_ranks(s, status) if agents is None else _few_nodes(s, status, agents)}{_history(s, status)}"
     cause, remedy = climb(s) or ("", "")
     unheard = status is None or not (status.refused or status.left or (agents is None and status.joined > 1))
-    lines = filter(None, (text, told_of(heard, alone=unheard), tried(facts, cause)))
+    others = s.most is not None and s.most.joined > 1
+    besides = "besides those that joined" if others else "of this job or of another"
+    silence = f"no process was heard, {besides}" if unheard else ""
+    lines = filter(None, (text, told_of(heard, silence), tried(facts, cause)))
     return DiscoveryTimeoutError.explain("\n".join(lines), cause=cause, remedy=remedy)
 
 
@@ -83,7 +86,9 @@ def _few_nodes(s: Situation, status: Status, agents: Agents) -> str:
     if most.joined > status.joined:
         text += f", {status.joined} at the end"
     text += f", and it lacks {status.lacks}." if status.lacks else f", {status.phase}."
-    text += f"\n  a job of --nnodes={agents.minimum}:{agents.maximum} begins with {counted(agents.founders, 'node')}"
+    if agents.minimum < agents.maximum:
+        typed = nnodes_text(agents.minimum, agents.maximum)
+        text += f"\n  a job of --nnodes={typed} begins with {counted(agents.founders, 'node')}"
     if agents.minimum < agents.founders:
         text += f" (with {agents.minimum} if --rdzv-conf allow_minority=1 is given)"
     missed = [who for who in agents.missed if who not in status.present and "missed: " not in status.lacks]
@@ -100,8 +105,8 @@ def _history(s: Situation, status: Status) -> str:
     return "".join(f"\n  {what}: {few(names, '; ')}" for what, names in lines if names)
 
 
-def told_of(heard: Diagnostics, *, alone: bool) -> str:
-    """Return the lines that say which processes were heard; that none was, only if ``alone``.
+def told_of(heard: Diagnostics, silence: str) -> str:
+    """Return the lines that say which processes were heard, or else this one about silence.
 
     A rank that found its host at once has never asked, so silence of the other ranks is no sign of anything.
     """
@@ -114,7 +119,7 @@ def told_of(heard: Diagnostics, *, alone: bool) -> str:
         ("other job ids heard on this network", other_jobs(heard)),
     )
     lines = [f"  {what}: {text}" for what, text in kinds if text]
-    return "\n".join(lines) or ("  no process was heard, of this job or of another" if alone else "")
+    return "\n".join(lines) or (silence and f"  {silence}")
 
 
 def other_jobs(heard: Diagnostics) -> str:
