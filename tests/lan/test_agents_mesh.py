@@ -148,6 +148,24 @@ def test_a_node_that_stays_left_out_fails_at_its_deadline_and_names_the_pair(see
     assert member.machine.name in str(late.failure)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_node_whose_time_is_up_last_names_the_pair_as_well(seed: int) -> None:
+    """A job of fixed size waits for the node that is left out, and its host gives up first."""
+    gathering = AgentGathering(seed, (3, 3), mesh="on", timeout=40.0)
+    host = gathering.start("m0")
+    gathering.world.run(2.0)
+    one, other = gathering.start("m1"), gathering.start("m2")
+    gathering.split([one.machine], [other.machine])
+    gathering.world.run(50.0, until=lambda: None not in (host.failure, one.failure, other.failure))
+    for agent in (host, one, other):
+        assert agent.failure is not None
+        text, cause = str(agent.failure), str(agent.failure.cause)
+        assert f"host {one.machine.name} " in text, text
+        assert f"host {other.machine.name} " in text, text
+        assert "not started" not in cause, text
+        assert "heard but not joined" not in cause, text
+
+
 @pytest.mark.parametrize("stopped_for", [3.0, 8.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_process_that_is_stopped_is_no_broken_path(seed: int, stopped_for: float) -> None:

@@ -425,6 +425,13 @@ RANKS = (
         cause="a process without a rank on host node2 (10.0.0.2), pid 9: heard but not joined",
     ),
     Row(
+        observed="the same, and a host of the job was reached over TCP",
+        status=Status(joined=1, world_size=4),
+        assigned=True,
+        heard={"seekers": A_PROCESS, "hosts": {HOST: "proved"}, "proved": {HOST: None}},
+        cause="heard but not joined. Host node0 (10.0.0.1:40000), pid 7 was reached over TCP, so the job may",
+    ),
+    Row(
         observed="ranks are missing, and another version of the protocol is heard",
         status=LACKING,
         rejected=VERSION,

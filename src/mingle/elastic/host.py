@@ -117,7 +117,8 @@ class ElasticHost(Host):
 
     def explained(self, situation: Situation) -> Situation:
         """Return the node's situation with what explains why no session forms."""
-        return structs.replace(super().explained(situation), agents=self._memory.told(self.identity.who))
+        alone = len(self.registrar.seats.members()) == 1
+        return structs.replace(super().explained(situation), agents=self._memory.told(self.identity.who, away=alone))
 
     def calling(self) -> Datagram | None:
         """The datagram for unicast peers now; a running host looks for other sessions of its job."""

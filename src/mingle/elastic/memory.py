@@ -166,7 +166,7 @@ class Memory:
 
         Args:
             who: this agent.
-            away: whether it has no host.
+            away: whether it has no host, or is one without members.
             surplus: whether it waits for the end of a run that had no place for it.
         """
         nodes = self.policy.nodes

@@ -443,9 +443,18 @@ class Host:
         self._fail(known or error, conflict=False)
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
-        if isinstance(self.state, Forming):
+        if not isinstance(self.state, Forming):
+            return
+        if conflict:
             reason, network = joined_lines(error.observation), isinstance(error, InterfaceError)
-            self._end(frames.Closed(session=self.session, reason=reason, conflict=conflict, network=network), error)
+            farewell = frames.Closed(session=self.session, reason=reason, conflict=True, network=network)
+        else:
+            reason = error.observation.partition("\n")[0]
+            cause, remedy = (
+                joined_lines(each or "")[: frames.MAX_TEXT_CHARACTERS] for each in (error.cause, error.remedy)
+            )
+            farewell = frames.Closed(session=self.session, reason=reason, cause=cause, remedy=remedy)
+        self._end(farewell, error)
 
     def close(self, reason: str, *, failed: bool = False, winner: Offer | None = None) -> None:
         """End the session on purpose: tell all callers and hang up.

@@ -454,6 +454,9 @@ class Joiner:
         session.give_up(now)
         session.confirmed, session.acknowledged = False, None
         note(self.diagnostics.hosts, session.host_name, f"it ended its session: {frame.reason}")
+        if frame.cause and self.diagnostics.gave_up is None:
+            cause = f"{session.host_name} gave up with this cause: {frame.cause}"
+            self.diagnostics.gave_up = cause, f"as that host says: {frame.remedy}"
         self._change(CLOSED, Searching())
         self.search.resume(now)
         if frame.offer is not None and self.identity.rank is None:

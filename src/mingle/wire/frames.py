@@ -462,7 +462,7 @@ class Closed(Frame, frozen=True, kw_only=True, tag="closed", omit_defaults=True)
     unconnected: Annotated[tuple[Text, ...], Meta(max_length=MAX_REPORT_LINES)] = ()
     """Which nodes can't connect to each other, line by line, if that is the conflict."""
     cause: Text = ""
-    """The likely cause of that."""
+    """The likely cause of that, or why the host has given up."""
     remedy: Text = ""
     """What to do about it."""
 

@@ -242,6 +242,18 @@ def test_a_member_that_was_there_rules_out_that_the_secret_is_wrong_for_all() ->
     assert isinstance(alone.host.failure, DiscoveryTimeoutError)
 
 
+def test_a_host_that_gives_up_tells_the_first_line_of_its_error_and_the_cause() -> None:
+    alone = Alone(size=3)
+    alone.join(1, 1)
+    error = timeout(alone.node.situation(), NetworkFacts())
+    alone.node.give_up(error)
+    alone.done()
+    farewell = alone.said[1][-1]
+    assert isinstance(farewell, frames.Closed)
+    assert farewell.reason == error.observation.partition("\n")[0]
+    assert (farewell.cause, farewell.remedy) == (error.cause, error.remedy)
+
+
 # --- its interfaces change ------------------------------------------------------------------------------------------
 
 NEW = Address("10.2.0.1", "eth2", 24)

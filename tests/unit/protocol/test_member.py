@@ -243,6 +243,16 @@ def test_what_a_host_says_after_it_has_refused_means_nothing() -> None:
     assert alone.joiner.search.conflict is None
 
 
+def test_a_member_whose_time_is_up_after_its_hosts_repeats_the_cause_of_the_host() -> None:
+    member = Member(AwaitingConfirm)
+    blocked = "a firewall drops TCP between node2 and node3"
+    member.says(frames.Closed(session=SESSION, reason="1 of 3 joined.", cause=blocked, remedy="open it."))
+    error = timeout(member.node.situation(), NetworkFacts())
+    assert str(error.cause).endswith(f"(10.0.0.1:4000), pid 0 gave up with this cause: {blocked}")
+    assert error.remedy == "as that host says: open it."
+    assert "it ended its session: 1 of 3 joined." in error.observation
+
+
 # --- a host that closes for another one ------------------------------------------------------------------------------
 
 

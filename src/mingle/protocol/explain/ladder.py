@@ -143,7 +143,8 @@ def _unreached_host(s: Situation) -> Cause | None:
         return None
     if (known := known_of(heard.hosts, s)) is not None and astray(s.facts) is None:
         return f"{s.host} was heard but could not be reached over TCP: {known[0]}", known[1]
-    return unreachable_host(s.host, s.facts, gone=heard.hosts.keys() <= heard.proved.keys())
+    gone = heard.hosts.keys() <= heard.proved.keys()
+    return (gone and _gave_up(s)) or unreachable_host(s.host, s.facts, gone=gone)
 
 
 def unreachable_host(host: str, facts: NetworkFacts, *, gone: bool) -> Cause:
@@ -332,7 +333,12 @@ def _not_joined(s: Situation) -> Cause | None:
     """Return the cause if processes that look for the job were heard and have not joined it."""
     if not (outside := _outsiders(s)):
         return None
-    why = known_of(outside, s) or finding(s.facts, lambda each: each.name == "tcp")
+    why = known_of(outside, s) or finding(s.facts, lambda each: each.name == "tcp") or _gave_up(s)
+    if why is None and s.diagnostics.proved and (s.most or s.told).joined == 1:
+        why = (
+            f"{few(s.diagnostics.proved)} was reached over TCP, so the job may have formed without this process",
+            f"look at the output of the others; start no more processes than the {s.size} says.",
+        )
     what, fix = why or (
         "its host's firewall drops datagrams from here, or this host's firewall drops its TCP connections",
         "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them together.",
@@ -430,6 +436,13 @@ def _kept_to_itself(s: Situation) -> Cause | None:
     else:
         missing = f"the missing {s.unit}s were not started, or are on other machines"
     return f"{missing}: {found.observation}", f"start {'it' if alone else 'them'} here, or, {found.fix}"
+
+
+def _gave_up(s: Situation) -> Cause | None:
+    """Return the cause that a host has named whose time was up before that of this process, if it says more."""
+    named = s.diagnostics.gave_up if s.final else None
+    guessed = _never_started(s)
+    return None if named is None or (guessed is not None and named[0].endswith(f": {guessed[0]}")) else named
 
 
 # --- guessed: why a process is not heard -----------------------------------------------------------------------------
@@ -595,6 +608,7 @@ LADDER: Sequence[tuple[Stage, Callable[[Situation], Cause | None]]] = (
     (Stage.GATHERS | Stage.AGENTS, _in_folders),
     (_SEEKS, _mistyped_id),
     (_SEEKS, _kept_to_itself),
+    (_WAITS, _gave_up),
     # guessed
     (_SEEKS | Stage.LISTS, _suspect),
     (_SEEKS, _unanswered),

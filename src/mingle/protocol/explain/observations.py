@@ -110,6 +110,8 @@ class Diagnostics(Struct):
     """The processes of this job that have said that they failed, until another one comes in their place."""
     proved: dict[str, None] = field(default_factory=dict)
     """The hosts that have proved their session to us over TCP."""
+    gave_up: Cause | None = None
+    """What the first host that gave up with this process in its session has named as the cause, and the fix."""
     store_failures: dict[str, str] = field(default_factory=dict)
     """The stores of this job that this host could not reach, each with the reason."""
     signed_without_secret: int = 0
