@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from mingle.config.order import order_of
 from mingle.elastic.gathering import AgentState, Gathered
-from mingle.elastic.handler import MingleRendezvousHandler
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Quorum
 from mingle.elastic.rounds import Rounds
@@ -35,8 +34,6 @@ class Place:
     generation: int = 0
     server: StoreServer | None = None
     members: dict[bytes, FixedGathering] = field(default_factory=dict)
-    handlers: list[MingleRendezvousHandler] = field(default_factory=list)
-    """All that a test has made, to be shut down at its end however it ends."""
     _rounds: Rounds | None = None
     _seated: dict[bytes, FixedGathering] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -127,9 +124,9 @@ class FixedGathering:
         self.held = True
         self.gathered = 0
         self.asked: list[tuple[int, int]] = []
+        """The first round of this agent, at each time that it has said NEXT."""
         self.waits_long = False
         """Whether the next wait for a round takes so long that a remark is made."""
-        """The first round of this agent, at each time that it has said NEXT."""
         self.done = False
         self.closed: str | None = None
         self.failed = False
