@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,28 +15,14 @@ from mingle.elastic.member import ElasticMember
 from mingle.elastic.memory import Memory, SessionEnd
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
-from mingle.protocol.events import Address, Disconnected, Heard, Source, StoreProved, TimerDue
+from mingle.protocol.events import Address, Disconnected, Heard, StoreProved, TimerDue
 from mingle.protocol.machine import Context, Endpoints
 from mingle.protocol.member import Joining
 from mingle.protocol.node import Node
-from mingle.protocol.participant import AwaitingGo
-from mingle.protocol.sessions import KnownSession
+from mingle.wire import frames
 from mingle.wire.datagrams import Offer
-from mingle.wire.frames import (
-    Closed,
-    Confirm,
-    Go,
-    HostSeen,
-    Join,
-    Joined,
-    Members,
-    Next,
-    Refused,
-    Round,
-    RoundHeld,
-    Void,
-)
-from tests.lan.agents import STARTED_AT, AgentGathering, AgentProcess
+from mingle.wire.frames import Closed, Confirm, Go, HostSeen, Join, Joined, Members, Next, Refused, Round, Void
+from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.tcp import RESET
 from tests.support.scripted_host import HERE, IDENTITY, SESSION, Alone, offer, running, sealed
 
@@ -47,9 +34,13 @@ OTHER = Offer(
     port=4000,
     world_size=2,
     joined=1,
-    state="sealed",
+    state="open",
     kind="agents",
 )
+OTHER_SEALED = msgspec.structs.replace(OTHER, state="sealed")
+
+
+# --- in a session ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -72,24 +63,10 @@ def joined(gathering: AgentGathering, host: AgentProcess) -> AgentProcess:
     return process
 
 
-def application(process: AgentProcess) -> Join:
-    """What an agent that looks for a session would say to its host."""
-    return process.joiner._application(KnownSession(OTHER, []), process.now)
-
-
-def test_member_is_bound_to_a_host_that_it_hears(gathering: AgentGathering, joined: AgentProcess) -> None:
-    binding = joined.agent.memory.binding
-    for _ in range(3):
-        assert binding.until > gathering.world.now + BINDING_SECONDS - 1.5
-        assert joined.outcome is not None
-        assert binding.session == joined.outcome.session
-        gathering.world.run(20.0)
-    assert joined.agent.hold.until == binding.until
-
-
 def test_a_silent_host_is_lost_when_the_binding_ends(
     gathering: AgentGathering, host: AgentProcess, joined: AgentProcess
 ) -> None:
+    gathering.world.run(2 * BINDING_SECONDS)
     host.stop()
     gathering.world.run(BINDING_SECONDS - 1.5)
     assert joined.agent.losses == 0
@@ -107,91 +84,42 @@ def test_a_member_that_was_stopped_blames_no_host(gathering: AgentGathering, joi
     assert "silent" not in joined.agent.lost
 
 
-@pytest.mark.parametrize(("reason", "free"), [(CLOSED_BY_PEER, True), (RESET, False)])
+@pytest.mark.parametrize(("reset", "reason"), [(0.0, CLOSED_BY_PEER), (1.0, RESET)])
 def test_a_connection_that_ends_is_a_loss_and_only_an_orderly_end_sets_free(
     gathering: AgentGathering,
     host: AgentProcess,
     joined: AgentProcess,
     monkeypatch: pytest.MonkeyPatch,
+    reset: float,
     reason: str,
-    free: bool,
 ) -> None:
-    monkeypatch.setattr(AgentProcess, "_killed", lambda _: reason)
+    monkeypatch.setattr("tests.lan.agents.UNREAD", reset)
     host.kill()
     gathering.world.run(0.1)
     assert joined.agent.lost is not None
     assert reason in joined.agent.lost
-    assert joined.agent.memory.binding.holds(gathering.world.now) is not free
+    assert joined.agent.memory.binding.holds(gathering.world.now) is bool(reset)
 
 
-def test_join_after_a_loss_tells_of_the_agents_past(
+def test_an_agent_asks_for_a_round_in_a_session_alone_and_once_until_one_begins(
     gathering: AgentGathering, host: AgentProcess, joined: AgentProcess
 ) -> None:
-    first = host.agent.generation
-    host.kill()
-    gathering.world.run(0.2)
-    join = application(joined)
-    assert (join.generation, join.had_quorum, join.surplus) == (first, True, False)
-    assert join.clock == int(STARTED_AT + gathering.world.now)
-    assert joined.agent.memory.missed([])
-    fresh = gathering.start("m2")
-    gathering.world.run(0.01)
-    join = application(fresh)
-    assert (join.generation, join.had_quorum, join.surplus) == (-1, False, False)
+    process = gathering.start("m2")
+    gathering.world.run(2.0, until=lambda: process.core is not None)
+    process._event(lambda: process.agent.next_round((-1, -1), process.now))
+    assert process.agent.memory.asked is None, "it is in no session"
+    assert gathering.world.run(60.0, until=lambda: gathering.in_one_round([host, joined]))
+    for first in (5, 6):
+        joined._event(lambda first=first: joined.agent.next_round((first, 0), joined.now))
+        assert (joined.agent.memory.round, joined.agent.memory.asked) == (None, Next(generation=5, number=0))
+    assert gathering.world.run(5.0, until=lambda: host.agent.memory.round_wanted), "the host has heard it"
 
 
-def test_a_session_with_a_lower_number_makes_it_forget_no_higher_one(
-    gathering: AgentGathering, host: AgentProcess
-) -> None:
-    process = gathering.start("m1")
-    gathering.world.run(0.01)
-    higher = process.agent.memory.generation = STARTED_AT + 2000
-    gathering.run_until_together([host, process], 3.0)
-    first, same = [each.agent.generation for each in (host, process)]
-    assert first == same < higher
-    host.kill()
-    gathering.world.run(0.2)
-    assert application(process).generation == higher, "the number of the next session is higher"
+# --- with a host that says what the test tells it to say --------------------------------------------------------------
 
 
-def test_member_tells_its_host_of_other_sessions(
-    joined: AgentProcess, gathering: AgentGathering, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    joiner = joined.joiner
-    sent: list[object] = []
-    monkeypatch.setattr(KnownSession, "send", lambda _, frame: sent.append(frame))
-    current = joiner.session
-    assert current is not None
-    now = gathering.world.now + 5.0
-    for message in (msgspec.structs.replace(OTHER, state="open"), OTHER, OTHER, current.offer):
-        joined.agent.handle(Heard(message, Source(interface="eth0")), now)
-    assert sent == [HostSeen(offer=OTHER)]
-    joined.agent.handle(Heard(OTHER, Source(interface="eth0")), now + 1.0)
-    assert len(sent) == 2
-
-
-def test_an_acknowledgement_that_the_host_calls_off_leaves_no_past(gathering: AgentGathering) -> None:
-    agents = gathering.everybody(2)
-
-    def acknowledged() -> list[AgentProcess]:
-        parts = [(each, each.joiner.part) for each in agents if each.core is not None]
-        return [each for each, part in parts if part is not None and isinstance(part.state, AwaitingGo)]
-
-    assert gathering.world.run(15.0, until=lambda: bool(acknowledged()))
-    (member,) = acknowledged()
-    memory = member.agent.memory
-    assert memory.generation >= STARTED_AT
-    assert memory.had_quorum, "its host may have decided GO"
-    joiner = member.joiner
-    taken = joiner.part
-    assert taken is not None
-    void = Void(session=taken.session.name, epoch=taken.epoch, reason="too late")
-    joiner.search.on_frame(taken.session, void, gathering.world.now)
-    assert (memory.generation, memory.had_quorum) == (-1, False)
-
-
-def new_memory() -> Memory:
-    return Memory(Policy(nodes=Nodes(minimum=1, maximum=2), last_call=30.0))
+def new_memory(**past: Any) -> Memory:
+    return Memory(Policy(nodes=Nodes(minimum=1, maximum=2), last_call=30.0), **past)
 
 
 def alone_with(memory: Memory) -> Alone:
@@ -202,6 +130,14 @@ def alone_with(memory: Memory) -> Alone:
     alone = Alone()
     alone.node = Node(identity, endpoints, context, 0.0, make_joiner=functools.partial(ElasticMember, memory=memory))
     return alone
+
+
+def call_other(alone: Alone, now: float, heard: Offer = OTHER, *said: frames.AnyFrame) -> int:
+    """Have the agent hear of the other session and call its host, which says something; return the connection."""
+    alone.node.handle(Heard(heard, HERE), now)
+    (conn,) = alone.dialed()
+    alone.answer(conn, now, *said, session=OTHER.session, addresses=OTHER.addresses)
+    return conn
 
 
 def acknowledged(alone: Alone, now: float = 2.0) -> int:
@@ -223,6 +159,30 @@ def formed(alone: Alone, now: float = 2.0) -> tuple[int, ElasticMember]:
     return conn, alone.joiner
 
 
+@pytest.mark.parametrize(
+    "past", [{}, {"generation": 9, "had_quorum": True, "surplus": True, "began_at": -30.0}], ids=["new", "experienced"]
+)
+def test_join_tells_of_the_agents_past(past: dict[str, Any]) -> None:
+    memory = new_memory(**{"wall_clock": lambda: 1234.5, "began_at": 0.0, **past})
+    alone = alone_with(memory)
+    alone.node.handle(Heard(msgspec.structs.replace(offer(state="sealed"), kind="agents", joined=1), HERE), 2.0)
+    (conn,) = alone.dialed()
+    alone.answer(conn, 2.0)
+    (join,) = (frame for frame in alone.said if isinstance(frame, Join))
+    told = (join.generation, join.had_quorum, join.surplus, join.age, join.clock, join.rounds)
+    assert told == ((9, True, True, 32.0, 1234, True) if past else (-1, False, False, 2.0, 1234, True))
+
+
+def test_member_tells_its_host_of_other_sessions() -> None:
+    alone = alone_with(new_memory())
+    formed(alone)
+    ours = msgspec.structs.replace(offer(state="sealed"), kind="agents")
+    for message, now in ((OTHER, 3.0), (OTHER_SEALED, 3.0), (OTHER_SEALED, 3.0), (ours, 4.1), (OTHER_SEALED, 4.1)):
+        alone.node.handle(Heard(message, HERE), now)
+        alone.done()
+    assert [frame for frame in alone.said if isinstance(frame, HostSeen)] == [HostSeen(offer=OTHER_SEALED)] * 2
+
+
 def test_the_end_of_a_connection_before_joined_sets_no_agent_free() -> None:
     """The host may count it by an earlier connection, and not know yet who has called."""
     memory = new_memory()
@@ -241,9 +201,7 @@ def test_the_end_of_its_binding_is_no_reason_to_wake_up_again_and_again() -> Non
     memory.binding.renew(b"U" * 16, 0.0)
     alone = alone_with(memory)
     conn = alone.join(1.0)
-    alone.node.handle(Heard(msgspec.structs.replace(OTHER, joined=2), HERE), 2.0)
-    (probe,) = alone.dialed()
-    alone.answer(probe, 2.0, running(), session=OTHER.session, addresses=OTHER.addresses)
+    call_other(alone, 2.0, msgspec.structs.replace(OTHER_SEALED, joined=2), running())
     alone.hear(conn, 3.0, Confirm(session=SESSION, epoch=1))
     for _ in range(8):
         due = alone.node.next_timer()
@@ -260,6 +218,7 @@ def test_only_the_void_of_its_last_acknowledgement_undoes_its_past(voided: bool)
     memory = new_memory()
     alone = alone_with(memory)
     conn = acknowledged(alone)
+    assert (memory.generation, memory.had_quorum) == (7, True), "its host may have decided GO"
     alone.hear(conn, 2.0, Void(session=SESSION, epoch=1 if voided else 0, reason="too late"))
     assert (memory.generation, memory.had_quorum) == ((-1, False) if voided else (7, True))
     assert memory.binding.holds(2.1) is not voided
@@ -267,16 +226,13 @@ def test_only_the_void_of_its_last_acknowledgement_undoes_its_past(voided: bool)
 
 def test_the_void_of_another_session_does_not_undo_its_past() -> None:
     """The first host may have decided GO: an agent that forgot its quorum could found a small session beside it."""
-    memory = new_memory()
+    memory, session = new_memory(), OTHER.session
     alone = alone_with(memory)
     conn = acknowledged(alone)
     alone.node.handle(Disconnected(conn, RESET), 3.0)
     (back,) = alone.dialed()
     alone.node.handle(Disconnected(back, "ECONNREFUSED"), 3.0)
-    alone.node.handle(Heard(msgspec.structs.replace(OTHER, state="open"), HERE), 3.5)
-    (other,) = alone.dialed()
-    session = OTHER.session
-    alone.answer(other, 3.5, session=session, addresses=OTHER.addresses)
+    other = call_other(alone, 3.5)
     said = (Joined(session=session), Confirm(session=session, epoch=1), Void(session=session, epoch=1, reason="lost"))
     alone.hear(other, 3.5, *said)
     assert alone.joiner.session is not None
@@ -286,12 +242,8 @@ def test_the_void_of_another_session_does_not_undo_its_past() -> None:
 
 
 def test_the_token_of_a_seat_is_told_to_no_other_session() -> None:
-    memory = new_memory()
-    memory.seat = SESSION, b"t" * 16
-    alone = alone_with(memory)
-    alone.node.handle(Heard(msgspec.structs.replace(OTHER, state="open"), HERE), 1.0)
-    (other,) = alone.dialed()
-    alone.answer(other, 1.0, session=OTHER.session, addresses=OTHER.addresses)
+    alone = alone_with(new_memory(seat=(SESSION, b"t" * 16)))
+    other = call_other(alone, 1.0)
     alone.node.handle(Disconnected(other, RESET), 1.1)
     alone.join(2.0)
     assert [frame.token for frame in alone.said if isinstance(frame, Join)] == [b"", b"t" * 16]
@@ -299,55 +251,35 @@ def test_the_token_of_a_seat_is_told_to_no_other_session() -> None:
 
 def test_host_that_gives_its_session_up_sets_its_members_free() -> None:
     memory = new_memory()
-    alone = alone_with(memory)
-    conn, member = formed(alone)
+    conn, member = formed(alone := alone_with(memory))
     assert memory.binding.holds(3.0)
     alone.hear(conn, 3.0, Closed(session=SESSION, reason="it is alone", regather=True))
     assert member.end == SessionEnd("it is alone")
     assert not memory.binding.holds(3.0)
 
 
-def test_an_agent_says_that_it_knows_rounds_and_asks_for_the_first_one_only_after_go(
-    gathering: AgentGathering, host: AgentProcess, joined: AgentProcess
-) -> None:
-    process = gathering.start("m2")
-    gathering.world.run(2.0, until=lambda: process.core is not None)
-    assert application(process).rounds
-    process._event(lambda: process.agent.next_round((-1, -1), process.now))
-    assert process.agent.memory.asked is None, "it is in no session"
-    assert gathering.world.run(60.0, until=lambda: gathering.in_one_round([host, joined]))
-    joined._event(lambda: joined.agent.next_round((5, 0), joined.now))
-    assert joined.agent.memory.round is None
-    assert joined.agent.memory.asked == Next(generation=5, number=0)
-    assert gathering.world.run(5.0, until=lambda: host.agent.memory.round_wanted), "the host has heard it"
-
-
 def test_only_the_answer_to_its_own_question_proves_a_round() -> None:
-    alone = alone_with(new_memory())
-    conn, member = formed(alone)
+    conn, member = formed(alone := alone_with(new_memory()))
     member.ask_round(3.0)
     alone.done()
     asked = alone.said[-1]
     assert isinstance(asked, Round)
-    alone.hear(conn, 3.1, RoundHeld(number=asked.number + 1))
+    alone.hear(conn, 3.1, frames.RoundHeld(number=asked.number + 1))
     assert member.proved_at == float("-inf")
-    alone.hear(conn, 3.2, RoundHeld(number=asked.number))
-    alone.hear(conn, 3.3, RoundHeld(number=asked.number))
+    for at in (3.2, 3.3):
+        alone.hear(conn, at, frames.RoundHeld(number=asked.number))
     assert member.proved_at == 3.0
     member.ask_round(4.0)
     member.ask_round(4.0 + ANSWER_SECONDS)
-    alone.hear(conn, 6.1, RoundHeld(number=asked.number + 1))
+    alone.hear(conn, 6.1, frames.RoundHeld(number=asked.number + 1))
     assert member.proved_at == 3.0, "it was asked too long ago"
 
 
 def test_a_surplus_agent_asks_no_session_for_a_seat_that_has_not_formed() -> None:
-    memory = new_memory()
-    memory.surplus = True
-    alone = alone_with(memory)
-    alone.node.handle(Heard(offer(), HERE), 1.0)
+    alone = alone_with(new_memory(surplus=True))
+    alone.node.handle(Heard(OTHER, HERE), 1.0)
     assert alone.dialed() == []
-    sealed = msgspec.structs.replace(offer(state="sealed"), kind="agents", joined=1)
-    alone.node.handle(Heard(sealed, HERE), 1.0)
+    alone.node.handle(Heard(OTHER_SEALED, HERE), 1.0)
     assert len(alone.dialed()) == 1
 
 
