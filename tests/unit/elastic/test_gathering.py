@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +60,12 @@ class Job:
         self.agents.append(Gathering(settings, policy))
         return self.agents[-1]
 
+    def session(self, minimum: int = 2, maximum: int = 3, *, count: int = 2) -> list[Gathering]:
+        """Agents in one session, its host first."""
+        several = [self.agent(minimum, maximum) for _ in range(count)]
+        gather(*several)
+        return sorted(several, key=lambda agent: agent.stores.server is None)
+
     def close(self) -> None:
         for agent in self.agents:
             agent.close("the test is over")
@@ -83,10 +88,6 @@ def gather(*several: Gathering) -> list[Gathered]:
     """Let all of them gather at once."""
     with ThreadPoolExecutor(len(several)) as pool:
         return list(pool.map(Gathering.gather, several))
-
-
-def host_first(several: list[Gathering]) -> list[Gathering]:
-    return sorted(several, key=lambda agent: agent.stores.server is None)
 
 
 def kill(agent: Gathering) -> None:
@@ -140,18 +141,8 @@ def test_every_agent_makes_room_since_each_can_become_host(job: Job, monkeypatch
     assert asked == [(700, FILES_PER_NODE, True)]
 
 
-def test_a_store_that_cannot_be_opened_ends_the_gathering(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> store.StoreServer:
-        raise MingleError.explain("no store today", cause="a test", remedy="none")
-
-    monkeypatch.setattr(store, "open_server", fail)
-    with pytest.raises(MingleError, match="no store today"):
-        job.agent(1, 1).gather()
-
-
-@pytest.mark.parametrize("again", [True, False])
-def test_a_thread_that_the_system_refuses_is_an_error_and_leaves_nothing_behind(
-    job: Job, monkeypatch: pytest.MonkeyPatch, again: bool
+def test_a_thread_that_the_system_refuses_is_an_error_and_a_later_call_starts_anew(
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -162,31 +153,26 @@ def test_a_thread_that_the_system_refuses_is_an_error_and_leaves_nothing_behind(
         with pytest.raises(MingleError, match="can't start new thread"):
             alone.gather()
     assert not hasattr(alone, "driver")
-    if again:
-        alone.gather()
-        assert alone.state.gathered is not None
-    alone.close("the test is over")
+    alone.gather()
+    assert alone.state.gathered is not None
 
 
 def test_agents_gather_and_share_a_store(job: Job) -> None:
-    several, began = [job.agent() for _ in range(3)], time.time()
+    began = time.time()
+    host, *others = several = job.session(count=3)
     found = gather(*several)
-    assert len({each.formation.session for each in found}) == 1
+    assert len({each.formation.session for each in found}) == 1, "asked again, it is the same session"
     assert {(each.formation.store_address, each.formation.interface) for each in found} == {("127.0.0.1", "lo")}
     (generation,) = {each.generation for each in found}
     assert began - 1 <= generation <= time.time()
-    host, *others = host_first(several)
     assert host.stores.server is not None
     assert all(other.stores.server is None for other in others)
     assert host.stores.server.port == found[0].formation.store_port
-    assert gather(*several) == found, "asked again, it is the same session"
     assert not any(agent.session_lost.is_set() or agent.state.lost or agent.state.ended for agent in several)
 
 
 def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
-    several = [job.agent() for _ in range(2)]
-    gather(*several)
-    host, other = host_first(several)
+    host, other = job.session()
     host.close("its workers failed")
     host.close("a second time")
     assert other.session_lost.wait(30)
@@ -198,9 +184,8 @@ def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
 
 
 def test_round_of_a_session_that_is_lost_is_not_returned_and_the_next_gathering_begins_anew(job: Job) -> None:
-    several = [job.agent(1, 2) for _ in range(2)]
-    (first, _) = gather(*several)
-    host, other = host_first(several)
+    host, other = job.session(1, 2)
+    first = other.gather()
     with ThreadPoolExecutor(1) as pool:
 
         def lost_meanwhile() -> bool:
@@ -223,9 +208,7 @@ def test_round_of_a_session_that_is_lost_is_not_returned_and_the_next_gathering_
 
 
 def test_round_is_returned_for_answers_to_what_was_asked_after_it_was_complete(job: Job) -> None:
-    several = [job.agent() for _ in range(2)]
-    gather(*several)
-    host, member = host_first(several)
+    host, member = job.session()
     assert host.await_round(lambda: False, 30.0)
     stopped, goes_on = threading.Event(), threading.Event()
     member.call(lambda: (stopped.set(), goes_on.wait(30), None)[-1])
@@ -244,36 +227,29 @@ def next_round(*several: Gathering) -> list[Begin | None]:
 
 
 def test_agents_begin_rounds_together_and_learn_that_another_one_has_to_follow(job: Job) -> None:
-    several = [job.agent(2, 2) for _ in range(2)]
-    gather(*several)
-    host, other = host_first(several)
+    host, other = several = job.session(2, 2)
     begun = next_round(*several)
     assert sorted((each.number, each.rank, each.size) for each in begun if each) == [(0, 0, 2), (0, 1, 2)]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(other.next_round, (1, 0), 60.0)
         until(lambda: host.state.round_wanted)
         mine, others = host.next_round((-1, -1), 60.0), waiting.result(30)
-    assert mine is not None
-    assert others is not None
-    assert [(each.number, each.rank) for each in (others, mine)] == [(1, 0), (1, 1)]
+    assert [(each.number, each.rank) for each in (others, mine) if each] == [(1, 0), (1, 1)]
     assert not any(agent.state.round_wanted for agent in several)
 
 
 def test_a_round_that_does_not_begin_is_not_waited_for_without_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mingle.elastic.gathering.REMARK_SECONDS", 0.05)
-    several = [job.agent(2, 2) for _ in range(2)]
-    gather(*several)
+    host, _ = job.session(2, 2)
     remarks: list[None] = []
     with pytest.raises(TimeoutError):
-        several[0].next_round((-1, -1), 0.3, lambda: remarks.append(None))
+        host.next_round((-1, -1), 0.3, lambda: remarks.append(None))
     assert remarks == [None]
 
 
 @pytest.mark.parametrize("end", ["killed", "closed", "closed here"])
 def test_a_wait_for_a_round_ends_with_the_session(job: Job, end: str) -> None:
-    several = [job.agent() for _ in range(2)]
-    gather(*several)
-    host, other = host_first(several)
+    host, other = job.session()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(other.next_round, (-1, -1), 60.0)
         until(lambda: other._machine.memory.asked is not None)
@@ -286,9 +262,7 @@ def test_a_wait_for_a_round_ends_with_the_session(job: Job, end: str) -> None:
 
 
 def test_a_wait_for_a_round_of_a_lost_session_says_nothing_in_the_next_one(job: Job) -> None:
-    several = [job.agent(1, 2) for _ in range(2)]
-    gather(*several)
-    host, other = host_first(several)
+    host, other = job.session(1, 2)
     kill(host)
     assert other.session_lost.wait(30)
     gather(job.agent(1, 2))
@@ -299,15 +273,11 @@ def test_a_wait_for_a_round_of_a_lost_session_says_nothing_in_the_next_one(job: 
     assert {(each.number, each.size) for each in next_round(other, job.agents[-1]) if each is not None} == {(0, 2)}
 
 
-@pytest.mark.parametrize("has_trained", [False, True])
 @pytest.mark.parametrize("part", ["host", "member"])
-def test_an_agent_that_gets_no_round_ends_the_job_for_nobody_else(job: Job, part: str, has_trained: bool) -> None:
-    several = [job.agent() for _ in range(3)]
-    gather(*several)
-    if has_trained:
-        next_round(*several)
-    host, *others = host_first(several)
-    leaves = host if part == "host" else others.pop()
+def test_an_agent_that_gets_no_round_ends_the_job_for_nobody_else(job: Job, part: str) -> None:
+    several = job.session(count=3)
+    next_round(*several)
+    leaves = several[0 if part == "host" else 2]
     leaves.close("ended by RendezvousTimeoutError", failed=True)
     stay = [agent for agent in several if agent is not leaves]
     if part == "host":
@@ -318,9 +288,7 @@ def test_an_agent_that_gets_no_round_ends_the_job_for_nobody_else(job: Job, part
 
 
 def test_a_member_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
-    several = [job.agent(1, 2) for _ in range(2)]
-    gather(*several)
-    host, other = host_first(several)
+    host, other = several = job.session(1, 2)
     next_round(*several)
     other.close("its workers failed")
     until(lambda: host.state.ending)
@@ -329,9 +297,7 @@ def test_a_member_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
 
 
 def test_agent_with_finished_workers_gathers_no_more(job: Job) -> None:
-    several = [job.agent(1, 2) for _ in range(2)]
-    gather(*several)
-    host, other = host_first(several)
+    host, other = job.session(1, 2)
     other.workers_done()
     kill(host)
     assert other.session_lost.wait(30)
@@ -339,24 +305,19 @@ def test_agent_with_finished_workers_gathers_no_more(job: Job) -> None:
     until(lambda: other._machine.closed)
 
 
-def test_too_few_nodes_are_an_error_that_counts_and_names_them(job: Job) -> None:
+def test_too_few_nodes_are_an_error_that_counts_and_names_them_and_can_be_repeated(job: Job) -> None:
     def too_few(timeout: float) -> str:
-        with pytest.raises(DiscoveryTimeoutError) as failure:
-            job.agent(2, 4, timeout=timeout).gather()
+        alone = job.agent(2, 4, timeout=timeout)
+        for _ in range(2):
+            with pytest.raises(DiscoveryTimeoutError) as failure:
+                alone.gather()
         return str(failure.value)
 
-    failure = longer(lambda seconds: too_few(2.5 * seconds), lambda said: "nodes were there" in said)
+    failure = longer(lambda seconds: too_few(1.5 * seconds), lambda said: "nodes were there" in said)
     assert "1 of 2 to 4 nodes were there" in failure
     assert f"pid {os.getpid()}" in failure
     for part in ("interfaces: lo ", f"UDP port {job.port}", "datagrams: "):
         assert part in failure
-
-
-def test_a_gathering_that_has_failed_can_be_repeated(job: Job) -> None:
-    alone = job.agent(2, 4, timeout=0.5)
-    for _ in range(2):
-        with pytest.raises(DiscoveryTimeoutError):
-            alone.gather()
 
 
 def test_a_call_that_is_interrupted_when_its_time_is_up_leaves_no_loop_at_rest(
@@ -385,38 +346,6 @@ def test_closing_ends_a_call_that_waits(job: Job) -> None:
     assert "shutdown" in str(refused.value.cause)
 
 
-def test_an_interrupted_wait_says_how_far_it_has_come(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """Torchrun's handlers raise an exception of its own in the waiting call."""
-
-    class SignalError(Exception):
-        pass
-
-    def raised(*_: object) -> None:
-        raise SignalError
-
-    agent = job.agent(2, 2)
-
-    def gathers() -> bool:
-        situation = agent._machine.situation()
-        return situation is not None and situation.connected
-
-    def interrupt() -> None:
-        until(lambda: agent.ask(gathers, patient=True))
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
-
-    before = signal.signal(signal.SIGALRM, raised)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            interrupting = pool.submit(interrupt)
-            with pytest.raises(SignalError):
-                agent.gather()
-            interrupting.result(30)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    (said,) = [record.getMessage() for record in caplog.records if "interrupted" in record.getMessage()]
-    assert said.startswith(f"job {job.job_id}: interrupted: 1/2 joined ({socket.gethostname()}) · ")
-
-
 def test_an_interrupt_while_the_thread_is_started_leaves_nothing_behind(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,68 +368,35 @@ def test_an_interrupt_while_the_thread_is_started_leaves_nothing_behind(
 
 
 def test_a_store_of_a_session_that_was_given_up_is_not_kept(job: Job) -> None:
-    several = [job.agent(2, 2) for _ in range(2)]
-    gather(*several)
-    _, member = host_first(several)
+    _, member = job.session(2, 2)
     given_up = store.open_server("127.0.0.1", None, b"S" * 16)
-
-    planted = threading.Event()
-
-    def plant() -> None:
-        member.stores.server = given_up
-        planted.set()
-
-    member.call(plant)
-    assert planted.wait(30)
+    member.ask(lambda: setattr(member.stores, "server", given_up))
     until(lambda: member.stores.server is None)
     assert given_up.handle is None
 
 
-def test_a_thread_that_died_is_an_error(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    waiting = job.agent(2, 2)
-    with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.ERROR, logger="mingle"):
-        call = pool.submit(waiting.gather)
-        waiting.ask(lambda: None)
-        waiting.call(lambda: 1 // 0)
-        with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError") as caught:
-            call.result(30)
-        assert isinstance(caught.value.__cause__, ZeroDivisionError)
-        assert waiting._thread is not None
-        waiting._thread.join(30)
-    # Another thread writes the log.
-    until(lambda: "its loop was ended by an unforeseen ZeroDivisionError" in caplog.text)
-
-
-def test_sockets_that_cannot_be_opened_are_no_defect_of_ours_however_slowly_the_loop_ends(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+def test_sockets_that_cannot_be_opened_are_no_defect_of_ours(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    raised = threading.Event()
-
-    def fail_calls(agent: Gathering, over: MingleError, genuine: Any = Gathering._fail_calls) -> None:
-        genuine(agent, over)
-        if threading.current_thread() is agent._thread:
-            raised.wait(30)
-
     def fail(*_: Any, **__: Any) -> Driver:
         raise NothingOpenedError(29499, {"eth0": "EADDRNOTAVAIL"})
 
-    monkeypatch.setattr(Gathering, "_fail_calls", fail_calls)
     monkeypatch.setattr(party, "Driver", fail)
     agent = job.agent()
-    try:
-        with pytest.raises(InterfaceError, match="nothing could be opened for discovery on UDP port 29499"):
-            agent.gather()
-    finally:
-        raised.set()
+    with pytest.raises(InterfaceError, match="nothing could be opened for discovery on UDP port 29499"):
+        agent.gather()
+    agent.close("the test is over")
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("part", ["host", "member"])
-def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part: str) -> None:
-    several = [job.agent(2, 2) for _ in range(2)]
-    found = gather(*several)
-    host, member = host_first(several)
+def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(
+    job: Job, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, member = job.session(2, 2)
+    formation = host.gather().formation
     mine, other = (host, member) if part == "host" else (member, host)
-    client = socket.create_connection((found[0].formation.store_address, found[0].formation.store_port))
+    client = socket.create_connection((formation.store_address, formation.store_port))
     control = mine._machine.endpoints.port
     mine.call(lambda: 1 // 0)
     assert mine.session_lost.wait(30)
@@ -510,7 +406,7 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
         if part == "host":
             with contextlib.suppress(ConnectionResetError):  # torch had not accepted it yet
                 assert client.recv(1) == b"", "calls on the store fail now, not at torch's timeout"
-            until(lambda: not answers(found[0].formation.store_port))  # it would hold the others in a lost session
+            until(lambda: not answers(formation.store_port))  # it would hold the others in a lost session
     until(lambda: not answers(control))
     began = time.monotonic()
     for _ in range(2):
@@ -521,11 +417,12 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
     if part == "host":
         assert other.session_lost.wait(30), "the others see its connections end"
     mine.close("the test is over")
+    # Another thread writes the log.
+    until(lambda: "its loop was ended by an unforeseen ZeroDivisionError" in caplog.text)
 
 
 def test_a_lease_that_has_ended_is_noticed_before_the_loop_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    several = [job.agent() for _ in range(2)]
-    gather(*several)
+    several = job.session()
     assert all(agent.await_round(lambda: False, 60.0) for agent in several)
     later = agents.boot_time() + 80.0
     monkeypatch.setattr(agents, "boot_time", lambda: later)
