@@ -378,15 +378,11 @@ class Hosting(lone_host.Alone):
         self.node.handle(Heard(offer(host, **more), HERE), now)
         return [effect.conn for effect in self.done() if isinstance(effect, Dial)]
 
-    def prove(self, conn: int, *said: frames.AnyFrame, now: float = 1.6) -> list[Effect]:
-        """The other host proves its session, and says this; return what is done then."""
-        done = self.prove_other(conn, offer(HIGH), now=now)
+    def prove(self, conn: int, state: str = "open") -> list[Effect]:
+        """The other host proves its session, and says in which state that is; return what is done then."""
+        done = self.prove_other(conn, offer(HIGH), now=1.6)
         assert self.hosts, "it has a proof and no word of the state"
-        return done + self.answer(conn, *(said or (running("open"),)), now=now)
-
-    def meet(self, host: bytes, *said: frames.AnyFrame, **more: Any) -> list[Effect]:
-        (conn,) = self.dialed(1.5, host, **more)
-        return self.prove(conn, *said)
+        return done + self.answer(conn, running(state), now=1.6)
 
     def hand_over(self) -> bytes:
         """Ask the other member of a job of two to lead; return its id."""
@@ -421,21 +417,13 @@ def test_a_host_closes_for_an_open_session_that_wins_and_makes_for_it(
 ) -> None:
     process = Hosting()
     (conn,) = process.dialed(1.5, other, assigned=assigned)
-    done = process.prove(conn, running(says))
+    done = process.prove(conn, says)
     assert process.hosts is not closes
     assert [type(each.message) for each in done if isinstance(each, Multicast)] == [Bye] * closes
     assert (Hangup(conn) in done) is closes, "it would take a connection that lasts for a second rank 0"
     assert [(each.address, each.port) for each in done if isinstance(each, Dial)] == [("10.0.0.9", 4001)] * closes
     races = [each.offer for each in process.node.sightings if each.races_to("join")]
     assert races == [offer(other, assigned=assigned)] * closes
-
-
-def test_a_winner_that_is_not_reached_after_that_is_looked_for_no_longer() -> None:
-    process = Hosting()
-    (join,) = [each.conn for each in process.meet(LOW) if isinstance(each, Dial)]
-    process.node.handle(Disconnected(join, "refused"), 1.7)
-    run(process.node, 3.0)
-    assert process.hosts
 
 
 def test_from_confirm_on_a_host_closes_for_nobody() -> None:
@@ -555,7 +543,8 @@ def test_who_does_not_speak_the_protocol_at_a_hosts_address_is_hung_up_on(answer
 
 def test_a_host_waits_for_another_one_that_is_sealed_although_it_has_called_it() -> None:
     process = Hosting()
-    process.meet(HIGH)
+    (conn,) = process.dialed(1.5, HIGH)
+    process.prove(conn)
     process.dialed(3.0, HIGH)  # it says once more that it is there
     assert not process.waits
     assert process.dialed(3.1, HIGH, state="sealed", joined=3)

@@ -198,13 +198,21 @@ def test_a_session_that_is_held_for_too_long_is_open_again(phase: type[State], e
 # --- who gets no seat ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("applicant", "reason"), [(join(1, size=4), "world size"), (join(0), "rank taken")])
-def test_misfit_is_refused_at_once(applicant: frames.Join, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "applicant", "reason"),
+    [
+        pytest.param(member(5), join(1, size=4), "world size", id="world size"),
+        pytest.param(member(5), join(0), "rank taken", id="the host's rank"),
+        pytest.param(HOST, join(1), "session", id="the host's own id: it looks further"),
+    ],
+)
+def test_misfit_is_refused_at_once(name: bytes, applicant: frames.Join, reason: str) -> None:
     registrar = Opened()
-    registrar.join(5, member(5), applicant, 1.0)
+    registrar.join(5, name, applicant, 1.0)
     assert of(registrar.port.calls, "hang_up") == [("hang_up", 5)]
     assert registrar.refusal(5) == reason
-    assert reason in registrar.status().refused[0]
+    assert registrar.seats[HOST].conn is None
+    assert [reason in each for each in registrar.status().refused] == [True] * (reason != "session")
 
 
 def test_a_refusal_is_forgotten_when_the_rank_comes_with_the_right_settings() -> None:
@@ -233,13 +241,6 @@ def test_a_sealed_session_takes_nobody(phase: type[State]) -> None:
     assert registrar.refusal(9) == "running"
     registrar.come(10, 1, 5.0, kind="agents")
     assert registrar.refusal(10) == "kind", "it has nothing to wait for"
-
-
-def test_a_caller_with_the_hosts_own_id_gets_no_seat_and_looks_further() -> None:
-    registrar = Opened()
-    registrar.join(4, HOST, join(1), 1.0)
-    assert registrar.refusal(4) == "session"
-    assert registrar.seats[HOST].conn is None
 
 
 # --- a rank that is claimed by another process -----------------------------------------------------------------------
