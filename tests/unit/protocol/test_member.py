@@ -198,13 +198,16 @@ def test_member_that_leaves_before_go_sends_no_ready() -> None:
 # --- a host that refuses, or says what it must not -------------------------------------------------------------------
 
 
-def test_refused_member_searches_again() -> None:
-    member = Member(AwaitingSeal)
+@pytest.mark.parametrize(
+    "said", [frames.Refused(reason="full"), frames.Closed(session=SESSION)], ids=["REFUSED", "CLOSED"]
+)
+def test_member_that_is_sent_away_searches_again_and_is_bound_to_nothing(said: frames.AnyFrame) -> None:
+    member = Member(AwaitingGo)
     session = member.joiner.session
     assert session is not None
-    assert session.confirmed
-    member.says(frames.Refused(reason="full"))
-    assert (member.step(), member.joiner.session, session.confirmed) == (Searching, None, False)
+    member.says(said)
+    assert (member.step(), member.joiner.session) == (Searching, None)
+    assert (session.confirmed, session.acknowledged) == (False, None)
 
 
 @pytest.mark.parametrize("reason", ["running", "world size"])
