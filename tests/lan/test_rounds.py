@@ -9,6 +9,7 @@ import pytest
 
 from mingle.elastic.agent import JobEnd
 from mingle.elastic.rounds import COMPANIONS_SECONDS, STOP_SECONDS, Rounds
+from mingle.network.connections import CLOSED_BY_PEER
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.planting import Act, Rule, Seam, always, expect_found, nothing
 from tests.support.levels import repeated
@@ -115,6 +116,21 @@ def test_the_others_go_on_without_a_node_that_is_killed(seed: int) -> None:
     if not seed:
         lost = Rule(Rounds, "lost", always(set()))
         expect_found("go_on_without_a_lost_participant", lost, run=scenario, finding="after 5 s")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("least", "follows"), [(2, "a new round begins without it"), (3, "a new round takes 3 nodes, and 2 are here")]
+)
+def test_the_others_are_told_which_node_is_lost_and_its_host_knows_why(seed: int, least: int, follows: str) -> None:
+    job = Job(seed, (least, 3)).begun()
+    host, killed = job.host, job.member
+    killed.kill()
+    job.world.run(3.0)
+    for each in job.without(killed):
+        (told,) = [notice for notice in each.notices if " has lost " in notice]
+        why = f": {CLOSED_BY_PEER}" if each is host else ""
+        assert told == f"job 'job' has lost {killed.identity.who}{why}; {follows}"
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -125,6 +125,7 @@ class FixedGathering:
         self.gathered = 0
         self.asked: list[tuple[int, int]] = []
         """The first round of this agent, at each time that it has said NEXT."""
+        self.present: tuple[frames.ProcessInfo, ...] = ()
         self.waits_long = False
         """Whether the next wait for a round takes so long that a remark is made."""
         self.done = False
@@ -156,6 +157,7 @@ class FixedGathering:
             round_wanted=self.memory.round_wanted,
             round_over=self.round_over,
             ending=self.ending,
+            present=self.present,
             lost=self.lost,
             ended=self.ended,
         )

@@ -25,7 +25,7 @@ from mingle.network.transport import NothingOpenedError
 from mingle.protocol.effects import CloseStore
 from mingle.protocol.machine import Context, Formation
 from mingle.records import logger
-from mingle.wire.frames import Begin, Unit
+from mingle.wire.frames import Begin, ProcessInfo, Unit
 
 ASK_SECONDS = 1.0
 """How often this agent asks whether the session stands, until torchrun gets its round."""
@@ -67,6 +67,7 @@ class AgentState:
         round_wanted: whether another round has to follow that one.
         round_over: whether this agent is the host, and the agents of the round that are done wait for others in vain.
         ending: whether an agent has ended the job for all, after which no round begins.
+        present: the agents of the session, the first of them if they are many.
         hold: how firmly the agent knows that its session is the only one.
         lost: why the session that :meth:`Gathering.gather` returned was lost, in words; None while it exists.
         ended: why the host has ended the job on purpose, in words; None: it has not.
@@ -78,6 +79,7 @@ class AgentState:
     round_wanted: bool = False
     round_over: bool = False
     ending: bool = False
+    present: tuple[ProcessInfo, ...] = ()
     hold: Hold = field(default_factory=Hold)
     lost: str | None = None
     ended: str | None = None
@@ -240,8 +242,12 @@ class Gathering(Party):
         self.stores.release()
 
     def say(self, level: int, text: str, error: BaseException | None = None) -> None:
-        """Show a message to people while a caller waits, and failures at any time; else only log it."""
-        if self._progress is not None or error is not None:
+        """Show a message to people while a caller waits or this agent is in a session, and failures at any time.
+
+        The loss of the session is for the caller, which says what follows.
+        """
+        warns = level >= logging.WARNING and self.state.gathered is not None and self._machine.outcome is not None
+        if self._progress is not None or error is not None or warns:
             super().say(level, text, error)
         else:
             logger.log(level, "%s", text)
@@ -274,6 +280,7 @@ class Gathering(Party):
             round_wanted=agent.memory.round_wanted,
             round_over=agent.round_over,
             ending=agent.job_end is JobEnd.ANNOUNCED,
+            present=() if agent.members is None else agent.members.present,
             hold=agent.hold,
             lost=lost,
             ended=agent.ended,

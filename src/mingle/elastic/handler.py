@@ -33,6 +33,7 @@ from mingle.elastic.round_store import RoundStore
 from mingle.engine import progress, store
 from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError, counted
 from mingle.protocol.machine import scoped
+from mingle.text import few
 
 if TYPE_CHECKING:
     from mingle.elastic.gathering import Gathered, Gathering
@@ -153,7 +154,10 @@ class MingleRendezvousHandler(RendezvousHandler):
         if self._first == NEVER and policy.nodes.minimum < policy.nodes.maximum:
             wait = f"{policy.last_call:g} s (last_call_timeout)"
             text += f", and the first one waits {wait} for more, unless all {policy.nodes.maximum} are there"
-        self._warn(text)
+        if here := self._gathering.state.present:
+            text += f"; here {'is' if len(here) == 1 else 'are'} {few(here, '; ')}"
+        seconds = self._wanted.torch["join_timeout"]
+        self._warn(f"{text}; this node waits {seconds:g} s at most (join_timeout), and Ctrl-C ends it")
 
     def _warn(self, text: str) -> None:
         quiet = self._wanted.settings.progress == "off"

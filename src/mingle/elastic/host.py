@@ -277,7 +277,10 @@ class ElasticHost(Host):
         if members == self.members:
             return
         self.members = members
-        self._memory.learn(members)
+        if lost := self._memory.learn(members):
+            gone = self.registrar.history.departures
+            whys = [next((text for text in reversed(gone) if text.startswith(f"{who}: ")), who) for who in lost]
+            self._effects.append(Notice(reports.nodes_lost(self.identity, self.quorum.policy, members, whys)))
         for conn in self.registrar.seats.connections():
             self._callers.send(conn, members)
         self._compare_clocks()

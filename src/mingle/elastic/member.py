@@ -240,8 +240,8 @@ class ElasticMember(Joiner):
         news = [text for text in members.left_out if text not in self._left_out]
         self._left_out.extend(news)
         self._effects += [Notice(f"job {self.identity.job!r}: {text}") for text in news]
-        if self.outcome is not None:
-            self._memory.learn(members)
+        if self.outcome is not None and (lost := self._memory.learn(members)):
+            self._effects.append(Notice(reports.nodes_lost(self.identity, self._memory.policy, members, lost)))
 
     # --- rounds ----------------------------------------------------------------------------------------------------
 

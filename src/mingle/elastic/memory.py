@@ -107,10 +107,14 @@ class Memory:
         """Take note of the host whose session is lost."""
         self.host_lost = hostname, pid
 
-    def learn(self, members: frames.Members) -> None:
-        """Take note of the agents in the session that has formed."""
+    def learn(self, members: frames.Members) -> list[str]:
+        """Take note of the agents in the session that has formed; return those that are lost to the next round."""
         self._raise(members)
+        next_round = (self.round_wanted or self.asked is not None) and not members.ending
+        complete = len(members.present) < frames.MAX_PRESENT
+        lost = self.missed(members.present) if next_round and complete else []
         self.companions = members.present
+        return lost
 
     def _raise(self, members: frames.Members) -> None:
         self.generation = max(self.generation, members.generation)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import MingleError, counted
 from mingle.protocol.machine import Identity
 from mingle.protocol.member import LEFT_OUT_SECONDS
-from mingle.text import nnodes_text
-from mingle.wire.frames import ProcessInfo, Refused
+from mingle.text import few, nnodes_text
+from mingle.wire.frames import Members, ProcessInfo, Refused
 
 
 def left_out(identity: Identity, nodes: Nodes, refusal: Refused) -> str:
@@ -19,6 +20,15 @@ def left_out(identity: Identity, nodes: Nodes, refusal: Refused) -> str:
         f"job {identity.job!r}: this node gets no place: {refusal.detail}. Likely cause: {refusal.cause}. "
         f"Fix: {refusal.remedy.removesuffix('.')}. It asks again every {LEFT_OUT_SECONDS:.0f} s, and the job {job}"
     )
+
+
+def nodes_lost(identity: Identity, policy: Policy, members: Members, lost: Sequence[str]) -> str:
+    """Return the warning that names the nodes of a round that are lost, each with the reason if it is known."""
+    here, least = len(members.present), policy.round_minimum(had_quorum=members.quorum)
+    follows = "a new round begins without it" if len(lost) == 1 else "a new round begins without them"
+    if here < least:
+        follows = f"a new round takes {counted(least, 'node')}, and {here} {'is' if here == 1 else 'are'} here"
+    return f"job {identity.job!r} has lost {few(lost, '; ')}; {follows}"
 
 
 def small(identity: Identity, policy: Policy, joined: int) -> str:

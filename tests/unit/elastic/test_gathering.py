@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mingle.config.launchers import Placement
 from mingle.config.settings import Settings
@@ -285,6 +286,28 @@ def test_an_agent_that_gets_no_round_ends_the_job_for_nobody_else(job: Job, part
     gather(*stay)
     assert {each.size for each in next_round(*stay) if each is not None} == {2}
     assert not any(agent.state.ending or agent.state.ended for agent in stay)
+
+
+def test_people_are_told_which_node_a_round_has_lost_while_no_caller_waits(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = list[str]()
+
+    def told() -> list[str]:
+        return [text for text in shown if " has lost " in text]
+
+    monkeypatch.setattr(party.Party, "say", lambda _agent, _level, text, _error=None: shown.append(text))
+    several = [job.agent() for _ in range(3)]
+    for pid, agent in enumerate(several, start=1):  # one process has them all
+        agent.identity = replace(agent.identity, who=replace(agent.identity.who, pid=pid))
+    gather(*several)
+    next_round(*several)
+    leaves = next(agent for agent in several if agent.stores.server is None)
+    leaves.close("ended by RendezvousTimeoutError", failed=True)
+    until(lambda: len(told()) == 2)
+    who, why = replace(leaves.identity.who, address="127.0.0.1"), "ended by RendezvousTimeoutError"
+    lost = f"job {job.job_id!r} has lost {who}"
+    assert sorted(told()) == sorted(f"{lost}{each}; a new round begins without it" for each in ("", f": {why}"))
 
 
 def test_a_member_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:

@@ -29,7 +29,7 @@ from mingle.elastic import settings as agent_settings
 from mingle.elastic.handler import NEVER, MingleRendezvousHandler, first_line
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
 from mingle.protocol.machine import Formation
-from mingle.wire.frames import Begin
+from mingle.wire.frames import Begin, ProcessInfo
 from tests.support.fixed_gathering import FixedGathering, Place
 
 SECONDS = 30
@@ -466,7 +466,8 @@ def test_a_round_that_too_few_nodes_answer_is_a_timeout(job: Job) -> None:
 
 
 def test_a_long_wait_for_a_round_is_explained(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    job.agent(2, 3).gathering.waits_long = True
+    waits = job.agent(2, 3).gathering
+    waits.waits_long, waits.present = True, (ProcessInfo(hostname="desk2", pid=7), ProcessInfo(hostname="desk3", pid=8))
     job.agent(2, 3)
     for first in (True, False):
         caplog.clear()
@@ -474,6 +475,7 @@ def test_a_long_wait_for_a_round_is_explained(job: Job, caplog: pytest.LogCaptur
         (said,) = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
         assert "it takes 2 nodes or more" in said
         assert ("the first one waits 1 s (last_call_timeout)" in said) is first
+        assert "; here are host desk2, pid 7; host desk3, pid 8; this node waits 600 s at most (join_timeout)" in said
 
 
 def test_a_failure_of_the_gathering_is_an_error_that_says_it(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

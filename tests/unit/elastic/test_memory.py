@@ -11,6 +11,7 @@ from mingle.wire.frames import Begin, Closed, Members, Next, ProcessInfo, Refuse
 from tests.support.scripted_host import running
 
 POLICY = Policy(nodes=Nodes(minimum=1, maximum=2), last_call=1.0)
+HERE = ProcessInfo(hostname="one", pid=1)
 
 
 def test_what_was_acknowledged_counts_unless_that_session_is_called_off() -> None:
@@ -26,6 +27,24 @@ def test_nothing_is_forgotten_in_a_session_that_has_a_lower_number_and_no_quorum
     memory = Memory(POLICY, generation=9, had_quorum=True)
     memory.learn(Members(generation=7, quorum=False))
     assert (memory.generation, memory.had_quorum) == (9, True)
+
+
+@pytest.mark.parametrize(
+    ("asks", "members", "lost"),
+    [
+        (True, Members(generation=7, present=(HERE,)), ["host two, pid 2"]),
+        (False, Members(generation=7, present=(HERE,)), []),
+        (True, Members(generation=7, present=(HERE,), ending=True), []),
+        (True, Members(generation=7, present=tuple(ProcessInfo(hostname="x", pid=n) for n in range(64))), []),
+    ],
+    ids=["while a round is wanted", "while none is", "at the end of the job", "where not all are listed"],
+)
+def test_the_agents_that_a_round_has_lost(asks: bool, members: Members, lost: list[str]) -> None:
+    memory = Memory(POLICY)
+    assert memory.learn(Members(generation=7, present=(HERE, ProcessInfo(hostname="two", pid=2)))) == []
+    memory.wait_for_round(Next(generation=-1, number=-1) if asks else None)
+    assert memory.learn(members) == lost
+    assert memory.learn(members) == []
 
 
 def test_a_refusal_for_the_same_reason_is_no_news_until_a_session_has_taken_the_agent() -> None:
