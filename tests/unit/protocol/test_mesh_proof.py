@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from mingle.protocol.session import mesh_proof
-from mingle.protocol.session.mesh_proof import Pair, Proof, begin
+from mingle.protocol.session.mesh_proof import Pair, Proof, begin, targets_of
 from mingle.protocol.session.seats import HostSeat, Seated, Seats
 from mingle.wire.frames import Failure, Join, Path, ProcessInfo
 from tests.support.mesh_proofs import member, proof
@@ -37,6 +37,21 @@ def begun(*applicants: Join, length: int = 24, is_mesh: bool = True, first: int 
 
 def addresses(made: Proof, number: int) -> list[str]:
     return [each.address for each in made.targets(member(number))]
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 128, mesh_proof.FULL_MESH])
+def test_every_pair_is_dialed_in_both_directions_and_the_successor_first(nodes: int) -> None:
+    assert {(one, other) for one in range(nodes) for other in targets_of(one, nodes)} == {
+        (one, other) for one in range(nodes) for other in range(nodes) if one != other
+    }
+    assert [targets_of(one, nodes)[0] for one in range(nodes)] == [(one + 1) % nodes for one in range(nodes)]
+
+
+@pytest.mark.parametrize("nodes", [mesh_proof.FULL_MESH + 1, 1000, 1024])
+def test_of_more_nodes_each_dials_a_sample_and_is_dialed_by_as_many(nodes: int) -> None:
+    dialed = [other for one in range(nodes) for other in targets_of(one, nodes)]
+    assert all(one not in targets_of(one, nodes) for one in range(nodes))
+    assert {dialed.count(each) for each in range(0, nodes, 97)} == {mesh_proof.SAMPLE}
 
 
 def test_each_node_dials_the_others_on_the_network_that_was_chosen() -> None:
@@ -85,33 +100,40 @@ def test_one_process_of_each_node_takes_part() -> None:
     assert not addresses(made, 1)
 
 
-def test_containers_of_a_machine_that_a_launcher_counts_as_one_node_take_part_each() -> None:
-    made = begun(
-        *(
-            structs.replace(
-                applicant(number),
-                node=f"container{number}",
-                addresses=(f"10.0.0.{number + 1}",),
-                local_rank=number % 2,
-                local_world_size=2,
-                node_rank=number // 2,
-            )
-            for number in range(4)
-        )
+CONTAINERS = [
+    structs.replace(
+        applicant(number),
+        node=f"container{number}",
+        addresses=(f"10.0.0.{number + 1}",),
+        local_rank=number % 2,
+        local_world_size=2,
+        node_rank=number // 2,
     )
-    assert addresses(made, 0) == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
+    for number in range(4)
+]
 
 
-def test_containers_that_share_a_network_namespace_are_one_node() -> None:
-    made = begun(*(structs.replace(applicant(n), node=f"boot:a/net:{n // 2}/pid:{n}") for n in range(4)))
-    assert addresses(made, 0) == ["10.0.0.3"]
-    assert addresses(made, 2) == ["10.0.0.1"]
-    assert not addresses(made, 1)
-
-
-def test_clones_of_whose_addresses_nothing_is_known_are_told_apart_by_their_launcher() -> None:
-    made = begun(*(structs.replace(applicant(number), node="boot:a", node_rank=number) for number in range(4)))
-    assert addresses(made, 0) == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
+@pytest.mark.parametrize(
+    ("members", "nodes"),
+    [
+        pytest.param(CONTAINERS, [0, 1, 2, 3], id="containers that a launcher counts as two machines"),
+        pytest.param(
+            [structs.replace(applicant(n), node=f"boot:a/net:{n // 2}/pid:{n}") for n in range(4)],
+            [0, 2],
+            id="containers, of which two share a network namespace",
+        ),
+        pytest.param(
+            [structs.replace(applicant(n), node="boot:a", node_rank=n) for n in range(4)],
+            [0, 1, 2, 3],
+            id="clones of whose addresses nothing is known, told apart by their launcher",
+        ),
+        pytest.param([applicant(n, node="a", local="10.0.0.1") for n in range(4)], [], id="processes of one machine"),
+    ],
+)
+def test_each_machine_with_an_address_of_its_own_is_a_node(members: list[Join], nodes: list[int]) -> None:
+    made = begun(*members)
+    assert [number for number in range(4) if addresses(made, number)] == nodes
+    assert made.is_needed is bool(nodes)
 
 
 def test_member_that_takes_no_part_is_left_out() -> None:
@@ -146,11 +168,6 @@ def test_host_on_an_address_that_it_only_advertises_dials_nobody() -> None:
     made = begun(*map(applicant, range(4)), length=0)
     assert not addresses(made, 0)
     assert "10.0.0.1" in addresses(made, 1)
-
-
-def test_job_on_one_node_has_nothing_to_prove() -> None:
-    assert not begun(*(applicant(each, node="a", local="10.0.0.1") for each in range(4))).is_needed
-    assert begun(*map(applicant, range(4))).is_needed
 
 
 def test_failures_that_name_no_node_are_ignored() -> None:
