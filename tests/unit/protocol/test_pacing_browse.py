@@ -1,3 +1,5 @@
+"""The browse group: when a process asks there for other jobs, and when it answers."""
+
 from __future__ import annotations
 
 import itertools
@@ -33,7 +35,7 @@ def asks(group: BrowseGroup, until: float) -> list[float]:
     return asked
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_rank_asks_early_then_now_and_then_and_before_its_deadline(seed: int) -> None:
     early, *further, last = asks(new_group(seed=seed, now=1000.0), 10_000.0)
     assert len(further) == 9
@@ -60,29 +62,15 @@ def test_a_rank_that_was_stopped_over_both_times_asks_twice_and_no_more() -> Non
     assert [group.should_ask(20.0) for _ in range(3)] == [True, True, False]
 
 
-def test_nothing_is_said_unasked() -> None:
-    group = new_group()
-    assert group.answer_timer() is None
-    assert not group.should_answer(1e9)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_an_answer_comes_after_a_random_moment(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_a_question_is_answered_once_after_a_random_moment(seed: int) -> None:
     group = new_group(seed=seed)
+    assert group.answer_timer() is None
     group.asked(7.0)
     due = group.answer_timer()
     assert due is not None
     assert 7.0 <= due <= 7.0 + BROWSE_ANSWER_JITTER_SECONDS
-    assert not group.should_answer(due - 1e-6)
-    assert group.should_answer(due)
-    assert not group.should_answer(due)
-
-
-def test_many_questions_get_one_answer() -> None:
-    group = new_group()
-    for _ in range(1000):
-        group.asked(7.0)
-    assert [group.should_answer(8.0) for _ in range(3)] == [True, False, False]
+    assert [group.should_answer(at) for at in (due - 1e-6, due, due)] == [False, True, False]
 
 
 def test_an_endless_flood_of_questions_gets_two_answers_a_second() -> None:
@@ -133,31 +121,6 @@ def test_a_question_a_moment_before_the_last_one_of_a_rank_with_a_seat_stands_fo
     assert group.should_ask(early)
     group.overheard(last - before, seated=seated)
     assert asks(group, 1000.0) == ([] if stands else [last])
-
-
-def test_another_jobs_question_is_not_ours() -> None:
-    group = new_group()
-    group.asked(1.0)
-    assert asks(group, 1000.0)[0] < 1.0 + ASK_AGAIN_SECONDS
-
-
-def test_a_thousand_ranks_of_one_job_ask_about_once_each_time() -> None:
-    rng = random.Random(9)
-    lobbies = [BrowseGroup(0.0, 300.0, rng) for _ in range(1000)]
-    asked = 0
-    while due := [timer for each in lobbies if (timer := each.next_timer()) is not None]:
-        now = min(due)
-        for each in [each for each in lobbies if each.next_timer() == now]:
-            if each.should_ask(now):
-                asked += 1
-                for other in lobbies:
-                    if other is not each:
-                        other.overheard(now, seated=True)
-                        other.asked(now)
-            elif each.should_answer(now):
-                for other in lobbies:
-                    other.answered()
-    assert asked == 11
 
 
 def test_questions_by_unicast_are_answered_at_a_bounded_rate() -> None:
