@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import pytest
 from msgspec import structs
@@ -25,11 +26,14 @@ from mingle.protocol.session.network_choice import (
 from mingle.protocol.session.seats import HostSeat, Seated, Seats
 from mingle.wire.frames import Failure, Join, Path, ProcessInfo
 
+Asked: TypeAlias = tuple[str, float]
 HOST = b"H" * 16
 FIRST, SECOND = "10.1.0.1", "10.2.0.1"
 BOTH = (1, 2)
-BROKEN = {1: [2]}
-"""Member 1 does not reach member 2."""
+Failures: TypeAlias = Mapping[int, Sequence[int]]
+"""The members that a member does not reach."""
+HOLDS: Failures = {}
+BROKEN: Failures = {1: [2]}
 
 
 def member(number: int) -> bytes:
@@ -65,7 +69,7 @@ class Session:
         assert applicant.rank is not None
         self.seats.take(Seated(member(applicant.rank), applicant.rank, applicant, applicant.paths))
 
-    def ask(self) -> tuple[str, float] | None:
+    def ask(self) -> Asked | None:
         """Begin the next proof, as CONFIRM does, and return its network and time."""
         self.proof = self.choice.next_proof(1.0)
         return None if self.proof is None else (self.proof.network, self.proof.seconds)
@@ -76,13 +80,15 @@ class Session:
             assert seat.applicant.rank is not None
             seat.paths = paths(seat.applicant.rank, networks)
 
-    def confirm(self, failures: Mapping[int, Sequence[int]] | None = None, *, networks: Sequence[int] = BOTH) -> Choice:
-        """Let all nodes confirm; each of them failed to reach some."""
+    def confirm(self, failures: Failures = HOLDS, *, networks: Sequence[int] = BOTH) -> Choice | Asked:
+        """Let all nodes confirm; each of them failed to reach some. Return the choice, or what is proved next."""
         self.reach(networks)
-        for number, others in (failures or {}).items():
+        for number, others in failures.items():
             assert self.proof is not None
             self.proof.add(member(number), [Failure(member=member(other), how="no answer") for other in others])
-        return self.choice.choose(self.proof, 2.0)
+        choice = self.choice.choose(self.proof, 2.0)
+        asked = self.ask() if choice == AnotherProof() else None
+        return asked or choice
 
 
 def joined(mode: Mesh = "on", networks: Sequence[int] = BOTH, *, deadline: float = float("inf")) -> Session:
@@ -128,25 +134,46 @@ def test_cloned_machines_are_told_apart_by_the_newest_paths() -> None:
 # --- the choice ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("networks", "chosen"), [(BOTH, FIRST), ((2,), SECOND)])
-def test_network_on_which_the_mesh_holds_is_chosen(networks: Sequence[int], chosen: str) -> None:
+FIRST_TRY = (FIRST, mesh_proof.NETWORK_SECONDS)
+NEXT_TRY = (SECOND, mesh_proof.NEXT_NETWORK_SECONDS)
+LAST_TRY = (FIRST, mesh_proof.AGAIN_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("networks", "walk"),
+    [
+        pytest.param(BOTH, [(HOLDS, BOTH, Chosen(FIRST))], id="the mesh holds"),
+        pytest.param((2,), [(HOLDS, (2,), Chosen(SECOND))], id="the members share the second network alone"),
+        pytest.param(
+            BOTH, [(BROKEN, BOTH, NEXT_TRY), (HOLDS, BOTH, Chosen(SECOND))], id="a pair fails: the next one is taken"
+        ),
+        pytest.param(
+            (1,), [(BROKEN, (1,), LAST_TRY), (HOLDS, (1,), Chosen(FIRST))], id="a path that is back ends nothing"
+        ),
+        pytest.param(
+            BOTH,
+            [(BROKEN, BOTH, NEXT_TRY), (BROKEN, BOTH, LAST_TRY), (HOLDS, (2,), KeepApart())],
+            id="the network is lost during its last proof",
+        ),
+        # JOIN has the first path that was proved, and CONFIRMED all of them.
+        pytest.param(
+            (2,),
+            [(HOLDS, BOTH, FIRST_TRY), (HOLDS, BOTH, Chosen(FIRST))],
+            id="the one that the confirmations prefer is proved as well",
+        ),
+    ],
+)
+def test_network_is_taken_on_which_the_mesh_holds(
+    networks: Sequence[int], walk: list[tuple[Failures, Sequence[int], Choice | Asked]]
+) -> None:
     session = joined(networks=networks)
-    assert session.confirm(networks=networks) == Chosen(chosen)
-
-
-def test_next_network_is_proved_and_taken_if_a_pair_fails() -> None:
-    session = joined()
-    assert session.confirm(BROKEN) == AnotherProof()
-    assert session.ask() == (SECOND, mesh_proof.NEXT_NETWORK_SECONDS)
-    assert session.confirm() == Chosen(SECOND)
+    for failures, there, outcome in walk:
+        assert session.confirm(failures, networks=there) == outcome
 
 
 def test_network_is_proved_once_more_before_the_job_fails() -> None:
     session = joined()
-    for _ in BOTH:
-        assert session.confirm(BROKEN) == AnotherProof()
-        asked = session.ask()
-    assert asked == (FIRST, mesh_proof.AGAIN_SECONDS)
+    assert [session.confirm(BROKEN) for _ in BOTH] == [NEXT_TRY, LAST_TRY]
     broken = session.confirm({0: [2], 2: [0]})
     assert isinstance(broken, MeshBroken)
     assert (broken.proof.network, broken.proof.others) == (FIRST, (SECOND,))
@@ -155,26 +182,9 @@ def test_network_is_proved_once_more_before_the_job_fails() -> None:
 
 def test_network_that_has_gone_from_the_host_is_not_proved_once_more() -> None:
     session = joined()
-    assert session.confirm(BROKEN) == AnotherProof()
-    session.ask()
+    assert session.confirm(BROKEN) == NEXT_TRY
     session.seats.host = structs.replace(session.seats.host, applicant=join(0, (2,)))
-    assert session.confirm(BROKEN, networks=(2,)) == AnotherProof()
-    assert session.ask() == (SECOND, mesh_proof.AGAIN_SECONDS)
-
-
-def test_path_that_is_back_at_the_second_try_ends_nothing() -> None:
-    session = joined(networks=(1,))
-    assert session.confirm(BROKEN, networks=(1,)) == AnotherProof()
-    assert session.ask() == (FIRST, mesh_proof.AGAIN_SECONDS)
-    assert session.confirm(networks=(1,)) == Chosen(FIRST)
-
-
-def test_network_that_is_lost_during_the_last_proof_leaves_nothing_shared() -> None:
-    session = joined()
-    for _ in BOTH:
-        session.confirm(BROKEN)
-        session.ask()
-    assert session.confirm(networks=(2,)) == KeepApart()
+    assert session.confirm(BROKEN, networks=(2,)) == (SECOND, mesh_proof.AGAIN_SECONDS)
 
 
 def test_members_without_a_common_network_are_asked_again_and_then_share_nothing() -> None:
@@ -190,8 +200,7 @@ def test_network_that_only_the_confirmations_show_is_proved() -> None:
     session.take(join(1, (1,)))
     session.take(join(2, (2,)))
     assert session.ask() is None
-    assert session.confirm() == AnotherProof()
-    assert session.ask() == (FIRST, mesh_proof.NETWORK_SECONDS)
+    assert session.confirm() == FIRST_TRY
 
 
 def test_nodes_of_which_none_takes_part_need_no_proof() -> None:
@@ -205,74 +214,47 @@ def test_nodes_of_which_none_takes_part_need_no_proof() -> None:
 # --- newer paths -----------------------------------------------------------------------------------------------------
 
 
-def test_network_that_the_confirmations_prefer_is_proved_as_well() -> None:
-    """JOIN has the first path that was proved, and CONFIRMED all of them."""
-    session = joined(networks=(2,))
-    assert session.ask() == (SECOND, mesh_proof.NETWORK_SECONDS)
-    assert session.confirm() == AnotherProof()
-    assert session.ask() == (FIRST, mesh_proof.NETWORK_SECONDS)
-    assert session.confirm() == Chosen(FIRST)
-
-
-def test_network_on_which_the_mesh_is_broken_is_not_preferred() -> None:
-    session = joined()
-    session.confirm(BROKEN)
-    session.ask()
-    assert session.confirm() == Chosen(SECOND)
-
-
-def wander(session: Session) -> list[Choice]:
+def wander(session: Session) -> list[Choice | Asked]:
     """Let the members confirm another network than the one that was proved, until that decides something."""
-    choices: list[Choice] = []
-    while len(choices) <= 2 * MOST_MOVES:
+    outcomes: list[Choice | Asked] = []
+    while len(outcomes) <= 2 * MOST_MOVES:
         assert session.proof is not None
-        choices.append(session.confirm(networks=(2,) if session.proof.network == FIRST else (1,)))
-        if choices[-1] != AnotherProof():
+        outcomes.append(session.confirm(networks=(2,) if session.proof.network == FIRST else (1,)))
+        if isinstance(outcomes[-1], KeepApart):
             break
-        session.ask()
-    return choices
+    return outcomes
 
 
 def test_paths_that_change_all_the_time_move_the_session_a_few_times_only() -> None:
-    assert wander(joined()) == [AnotherProof()] * MOST_MOVES + [KeepApart()]
+    session = joined()
+    wandered = wander(session)
+    assert len(wandered) == MOST_MOVES + 1
+    assert wandered[-1] == KeepApart()
+    session.choice.restart()
+    session.reach(BOTH)
+    session.ask()
+    assert wander(session) == wandered, "new members can change theirs as often"
 
 
 def test_network_that_holds_is_taken_once_the_paths_have_changed_too_often() -> None:
     session = joined(networks=(2,))
     for _ in range(MOST_MOVES):
-        assert session.confirm() == AnotherProof()
+        assert session.confirm() == FIRST_TRY
         session.reach((2,))  # the path to the preferred network is gone at the next CONFIRM
         session.ask()
     assert session.confirm() == Chosen(SECOND)
 
 
-# --- a warning, and new members --------------------------------------------------------------------------------------
+# --- a warning -------------------------------------------------------------------------------------------------------
 
 
-def test_warning_names_the_pair() -> None:
+def test_warning_names_the_pair_and_new_members_are_asked_for_a_proof_all_the_same() -> None:
     session = joined("warn", (1,))
-    assert session.confirm(BROKEN, networks=(1,)) == AnotherProof()
-    session.ask()
+    assert session.confirm(BROKEN, networks=(1,)) == LAST_TRY
     chosen = session.confirm(BROKEN, networks=(1,))
     assert isinstance(chosen, Chosen)
     assert chosen.address == FIRST
     assert chosen.broken is not None
     assert list(chosen.broken.failures) == [(1, 2)]
-
-
-def test_new_members_are_asked_for_a_proof_after_a_warning() -> None:
-    session = joined("warn", (1,))
-    for _ in range(2):
-        session.confirm(BROKEN, networks=(1,))
-        session.ask()
     session.choice.restart()
-    assert session.ask() == (FIRST, mesh_proof.NETWORK_SECONDS)
-
-
-def test_new_members_can_change_their_paths_as_often() -> None:
-    session = joined()
-    before = wander(session)
-    session.choice.restart()
-    session.reach(BOTH)
-    session.ask()
-    assert wander(session) == before
+    assert session.ask() == FIRST_TRY
