@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
-from mingle.protocol.session.description import SEATS_PER_FRAME
+from mingle.protocol.machine import Endpoints
+from mingle.protocol.session.description import SEATS_PER_FRAME, Description
 from mingle.protocol.session.phases import Acknowledging, Committed, Confirming, Open, Sealing, State
-from mingle.protocol.session.seats import Seated
+from mingle.protocol.session.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
-from mingle.wire.frame_codec import MAX_FRAME_BYTES, encode_frame
-from mingle.wire.frames import Place, ProcessInfo
+from mingle.wire.frame_codec import encode_frame
+from mingle.wire.frames import ProcessInfo
+from tests.support.frames import read
 from tests.support.lone_host import Alone
+from tests.support.scripted_host import IDENTITY, SESSION
 
 
 def test_advertised_addresses_are_named_first_and_lead_to_the_first_own_one() -> None:
@@ -57,20 +62,17 @@ def test_the_state_is_told_by_phase(phase: type[State], offered: str, told: str,
     assert running.joined == ((0,) if phase is Open else (0, 1))
 
 
-def test_a_large_roster_comes_in_parts_that_fit() -> None:
-    alone = Alone()
-    registrar = alone.host.registrar
-    for rank in range(1, 2 * SEATS_PER_FRAME + 1):
-        name, who = rank.to_bytes(16, "big"), ProcessInfo(hostname="ü" * 126, pid=2**31, address="10.0.255.255")
-        registrar.seats[name] = Seated(name, rank, frames.Join(world_size=2, rank=rank, node=f"n{rank}", who=who))
-    assert list(alone.host._description.roster(registrar)) == [], "there is none before the seal"
-    places = {
-        name: Place(rank=rank, world_size=2, local_rank=0, local_world_size=1, node_rank=rank, num_nodes=2)
-        for rank, name in enumerate(registrar.seats)
-    }
-    registrar.state = Sealing(epoch=1, places=places, store_address="10.0.0.1", since=1.0)
-    parts = [part for part in alone.host._description.roster(registrar) if isinstance(part, frames.Roster)]
-    assert [part.first for part in parts] == [0, SEATS_PER_FRAME, 2 * SEATS_PER_FRAME]
-    assert {part.total for part in parts} == {len(registrar.seats)}
-    assert [seat for part in parts for seat in part.seats] == registrar.roster()
-    assert max(len(encode_frame(part)) for part in parts) <= MAX_FRAME_BYTES
+@pytest.mark.parametrize("count", [0, 1, SEATS_PER_FRAME, 2 * SEATS_PER_FRAME + 1])
+def test_a_large_roster_comes_in_parts_that_fit(count: int) -> None:
+    seats = [
+        frames.Seat(rank=rank, local_rank=0, node_rank=rank, hostname="h", address="10.0.0.1", pid=1)
+        for rank in range(count)
+    ]
+    registrar = mock.create_autospec(Registrar, instance=True)
+    registrar.roster.return_value = seats
+    description = Description(IDENTITY, SESSION, Endpoints(addresses=(), port=4000), 0.0)
+    parts = [read(encode_frame(part)) for part in description.roster(registrar)]
+    assert parts == [
+        frames.Roster(first=first, total=count, seats=tuple(seats[first : first + SEATS_PER_FRAME]))
+        for first in range(0, count, SEATS_PER_FRAME)
+    ]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from mingle.config.order import order_key
-from mingle.protocol.machine import roster_digest
 from mingle.protocol.session.roster import REMEMBERED_TEXT, History, described, hosts, rank_of, roster, whos
 from mingle.protocol.session.seats import Seated
 from mingle.wire import frames
@@ -117,11 +116,6 @@ def test_roster_gives_the_addresses_on_the_network_of_the_store() -> None:
     listed = roster(members, placed(0, 1, 2), STORE)
     # A member without a path there is named by the address by which it has joined.
     assert [each.address for each in listed] == ["10.1.0.9", "10.1.0.9", "10.0.0.3"]
-
-
-def test_digest_tells_a_roster_from_a_part_of_it() -> None:
-    listed = roster(seats(join(0, 0), join(1, 1)), placed(0, 1), STORE)
-    assert len({roster_digest(listed), roster_digest(listed[:1]), roster_digest([])}) == 3
 
 
 # --- those that have gone or were refused ---------------------------------------------------------------------------

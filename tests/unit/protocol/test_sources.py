@@ -19,15 +19,9 @@ def come(sources: Sources, conn: int, source: str, most: int) -> list[int]:
     return gone
 
 
-def test_with_room_nobody_goes() -> None:
-    sources = Sources()
-    assert [come(sources, conn, "10.0.0.1", 4) for conn in range(4)] == [[]] * 4
-
-
 def test_the_address_that_holds_the_most_gives_up_its_oldest() -> None:
     sources = Sources()
-    for conn, source in enumerate(["a", "b", "b", "b"]):
-        come(sources, conn, source, 4)
+    assert [come(sources, conn, source, 4) for conn, source in enumerate("abbb")] == [[]] * 4
     assert come(sources, 4, "a", 4) == [1]
     assert come(sources, 5, "a", 4) == [0], "of both kinds there are two, and this would be a third"
     assert come(sources, 6, "c", 4) == [2], "b has held two for longer"
