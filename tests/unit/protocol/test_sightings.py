@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
 
 import pytest
 from msgspec import structs
 
 from mingle.errors import ConflictError
-from mingle.protocol.effects import Dial, Notice, Write
-from mingle.protocol.events import BytesReceived, Connected
-from mingle.protocol.links.handshake import HostConversation
+from mingle.protocol.effects import Notice
 from mingle.protocol.links.race import ADDRESS_SECONDS, ConnectionRace
-from mingle.protocol.machine import Context, Identity
+from mingle.protocol.machine import Context
 from mingle.protocol.sessions import KnownSession, SessionPolicy
 from mingle.protocol.sightings import (
     CLAIM_PAUSE_SECONDS,
@@ -24,12 +21,8 @@ from mingle.protocol.sightings import (
     Sightings,
 )
 from mingle.wire import frames
-from mingle.wire.frames import ProcessInfo
+from tests.support.scripted_host import IDENTITY, running
 from tests.support.session_tables import TARGETS, offer
-
-IDENTITY = Identity(
-    job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=ProcessInfo(hostname="h", pid=1)
-)
 
 
 class Blocked(SessionPolicy[KnownSession]):
@@ -66,23 +59,6 @@ class Blocked(SessionPolicy[KnownSession]):
         self.one.race = None
         return self.check.unreached(self.one, race, now)
 
-    def prove(self, now: float) -> None:
-        """Let the host of a session answer a probe, and say nothing of its state."""
-        self.race("probe")
-        self.links.effects[:] = [each for each in self.links.effects if not isinstance(each, Write)]
-        (dial,) = [each for each in self.links.take_effects() if isinstance(each, Dial)]
-        host = HostConversation(job="job", attempt="", session=self.one.name, addresses=("10.0.0.1",), port=dial.port)
-        self.links.handle(Connected(dial.conn, "10.0.0.2", "eth0"), now)
-        for effect in self.links.take_effects():
-            if isinstance(effect, Write):
-                host.receive_data(effect.data)
-        self.links.handle(BytesReceived(dial.conn, host.data_to_send()), now)
-        self.check.proved(self.one, now)
-
-
-def running(state: Any = "running") -> frames.Running:
-    return frames.Running(state=state, world_size=2, seconds=5.0, host=ProcessInfo(hostname="h0", pid=1, rank=0))
-
 
 def test_a_session_is_in_the_way_of_all_others_but_not_of_itself() -> None:
     blocked = Blocked()
@@ -118,28 +94,6 @@ def test_silence_is_life_for_a_while_once() -> None:
     assert blocked.check.runs()
 
 
-def test_host_that_proves_itself_and_then_says_nothing_is_in_the_way_once() -> None:
-    blocked = Blocked()
-    blocked.prove(0.0)
-    assert blocked.check.runs()
-    assert blocked.check.next_timer() == SILENT_SECONDS
-    blocked.check.handle_timer(SILENT_SECONDS)
-    assert blocked.freed == [SILENT_SECONDS]
-    assert blocked.one.race is None, "its host can be asked again later"
-    blocked.prove(20.0)
-    assert not blocked.check.runs()
-
-
-def test_host_that_is_sealed_and_never_says_that_it_runs_is_in_the_way_for_a_while() -> None:
-    blocked = Blocked()
-    blocked.prove(0.0)
-    blocked.check.said(blocked.one, running("sealed"), 1.0)
-    assert blocked.check.next_timer() == 1.0 + SILENT_SECONDS
-    blocked.check.handle_timer(1.0 + SILENT_SECONDS)
-    assert not blocked.check.runs()
-    assert blocked.one.race is None
-
-
 def test_a_job_is_waited_for_from_when_it_runs() -> None:
     blocked = Blocked(7.0)
     blocked.check.said(blocked.one, running("open"), 1.0)
@@ -160,16 +114,10 @@ def test_running_job_is_noticed_once_and_becomes_an_error(patience: float) -> No
     assert isinstance(blocked.check.verdict(1.0 + patience), ConflictError)
 
 
-def test_at_the_deadline_only_a_session_that_has_spoken_is_the_reason() -> None:
-    blocked = Blocked()
-    blocked.check.proved(blocked.one, 1.0)
-    assert blocked.check.failure(5.0) is None
-    blocked.check.said(blocked.one, running(), 2.0)
-    assert isinstance(blocked.check.failure(5.0), ConflictError)
-
-
 def test_a_sealed_session_is_no_running_job_until_its_host_says_so() -> None:
     blocked = Blocked(7.0)
+    blocked.check.proved(blocked.one, 0.5)
+    assert blocked.check.failure(20.0) is None
     blocked.check.said(blocked.one, running("sealed"), 1.0)
     assert blocked.check.runs(), "it may be about to run"
     assert blocked.check.verdict(20.0) is None
@@ -206,8 +154,7 @@ def held_up(blocked: Blocked, first: float, last: float) -> bool:
 
 
 def test_a_claim_holds_up_for_a_limited_time() -> None:
-    blocked = Blocked()
-    assert held_up(blocked, 0.0, SILENT_SECONDS - 0.1)
+    assert held_up(Blocked(), 0.0, SILENT_SECONDS - 0.1)
     assert not held_up(Blocked(), 0.0, SILENT_SECONDS)
 
 
@@ -239,7 +186,8 @@ def test_a_host_that_is_dialed_is_a_claim_where_its_call_delays_an_election(rank
 
 def test_another_role_waits_for_no_session_of_the_last_one() -> None:
     blocked = Blocked()
-    blocked.prove(0.0)
+    blocked.check.said(blocked.other, running(), 0.0)
+    blocked.race("probe")
     blocked.check.serve(blocked)
     assert not blocked.check.may_run()
     assert not len(blocked.links)
