@@ -1,297 +1,229 @@
-"""A member's part in the commit of its session: what it answers, what it proves, and when it is bound."""
+"""A member's part in the commit of its session: what it answers, what it proves, and what the host can take back."""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import pytest
-from msgspec import structs
 
-from mingle.protocol.effects import Dial, Hangup, ProveStore
-from mingle.protocol.events import Disconnected, StoreProved, StoreUnreachable
-from mingle.protocol.links.prover import REFUSED_SECONDS, Prover
+from mingle.protocol.effects import Dial, Effect, Hangup, ProveStore
+from mingle.protocol.events import Disconnected, Heard, StoreProved, StoreUnreachable, TimerDue
 from mingle.protocol.links.race import FAILURE_SECONDS
-from mingle.protocol.participant import (
-    STORE_RETRY_SECONDS,
-    AwaitingConfirm,
-    AwaitingGo,
-    AwaitingSeal,
-    Decided,
-    Participant,
-    ProvingStore,
-    TryingPaths,
-)
+from mingle.protocol.member import Attached
+from mingle.protocol.participant import AwaitingConfirm, AwaitingGo, AwaitingSeal, ProvingStore, TryingPaths
 from mingle.wire import frames
-from tests.support.proved_session import ProvedSession
-from tests.support.scripted_host import ADDRESS, IDENTITY, OTHER, SESSION, sealed
+from tests.support.scripted_host import ADDRESS, HERE, OTHER, SECOND, SESSION, Member, offer, sealed
 
-SECOND = "10.0.0.7"
 LINK_LOCAL = "fe80::1"
-TARGET = frames.Target(member=b"T" * 16, address="10.0.0.3", port=4003)
+TARGET = frames.Target(member=b"T" * 16, address="fe80::3", port=4003)
 VOID = frames.Void(session=SESSION, epoch=1, reason="test")
-GO = frames.Go(session=SESSION, epoch=1)
-UNREACHABLE = StoreUnreachable(SESSION, 1, "refused")
+STATES = [AwaitingConfirm, TryingPaths, AwaitingSeal, ProvingStore, AwaitingGo, Attached]
+E = TypeVar("E", bound=Effect)
 
 
 def asks(epoch: int = 1, *targets: frames.Target, network: str | None = None) -> frames.Confirm:
     return frames.Confirm(session=SESSION, epoch=epoch, network=network, targets=targets, seconds=6.0)
 
 
-class Member:
-    """A member with a seat in a session whose host has proved itself."""
+class Recorded(Member):
+    """A member whose effects are kept."""
 
-    def __init__(self, *addresses: str, epoch: int = 0, acknowledged: frames.Sealed | None = None) -> None:
-        self.proved = ProvedSession(*addresses)
-        self.session = self.proved.session
-        self.session.acknowledged = acknowledged
-        self.proving = Prover(IDENTITY, self.proved.context, port=lambda: 5000)
-        self.part = Participant(self.session, epoch, self.proved.effects, self.proving)
+    def __init__(self, state: type) -> None:
+        self._effects: list[Effect] = []
+        super().__init__(state)
+        self._effects.clear()
 
-    def hear(self, *said: frames.AnyFrame, now: float = 1.0) -> type:
-        """Hear these frames of the host; return the state to which they lead."""
+    def done(self) -> list[Effect]:
+        done = super().done()
+        self._effects += done
+        return done
+
+    def says(self, *said: frames.AnyFrame, now: float = 2.0) -> None:
+        """Let the host say this, each frame by itself."""
         for frame in said:
-            self.part.said(frame, now)
-        return self.state()
+            super().says(frame, now=now)
 
-    def state(self) -> type:
-        return type(self.part.state)
+    def take(self, kind: type[E]) -> list[E]:
+        """Return the effects of one kind since the last time."""
+        self.done()
+        taken = [each for each in self._effects if isinstance(each, kind)]
+        self._effects.clear()
+        return taken
 
-    def confirm(self) -> frames.Confirmed:
-        """Send CONFIRMED, and return it."""
-        assert self.part.can_confirm
-        self.part.confirm()
-        (confirmed,) = self.proved.said()
-        assert isinstance(confirmed, frames.Confirmed)
-        return confirmed
-
-    def reach(self, state: type) -> None:
-        """Go on to this state."""
-        if state is not AwaitingConfirm:
-            self.hear(asks())
-        if state not in (AwaitingConfirm, TryingPaths):
-            self.confirm()
-        if state in (ProvingStore, AwaitingGo, Decided):
-            self.hear(sealed())
-        if state in (AwaitingGo, Decided):
-            self.prove_store()
-        if state is Decided:
-            self.hear(GO)
-        assert self.state() is state
-        self.proved.effects.clear()
-
-    def prove_store(self) -> None:
-        assert self.part.store_proved(StoreProved(SESSION, 1))
-
-    def stores(self) -> list[ProveStore]:
-        """The stores that are to be proved now."""
-        stores = [each for each in self.proved.effects if isinstance(each, ProveStore)]
-        self.proved.effects.clear()
-        return stores
-
-    def dialed(self) -> list[str]:
-        return [each.address for each in self.proved.dials()]
-
-    def dial(self) -> Dial:
-        (dial,) = self.proved.dials()
-        return dial
+    def epoch(self) -> int | None:
+        return None if self.joiner.part is None else self.joiner.part.epoch
 
 
-STATES = [AwaitingConfirm, TryingPaths, AwaitingSeal, ProvingStore, AwaitingGo, Decided]
+def trying(address: str) -> tuple[Recorded, int]:
+    """A member with a seat that tries a second address of its host, and that connection."""
+    member = Recorded(AwaitingConfirm)
+    member.node.handle(Heard(offer(addresses=(ADDRESS, address)), HERE), 0.0)
+    member.node.handle(TimerDue(), 0.1)
+    (conn,) = member.dialed()
+    return member, conn
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_member_is_bound_from_confirmed_to_go(state: type) -> None:
-    member = Member()
-    member.reach(state)
-    assert member.part.is_bound is (state in (AwaitingSeal, ProvingStore, AwaitingGo))
+# --- epochs -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_void_releases_the_member_until_go(state: type) -> None:
-    member = Member()
-    member.reach(state)
-    assert member.hear(VOID, VOID) is (Decided if state is Decided else AwaitingConfirm)
-    assert member.part.epoch == (0 if state is AwaitingConfirm else 1)
+    member = Recorded(state)
+    member.says(VOID, VOID)
+    assert member.step() is (Attached if state is Attached else AwaitingConfirm)
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_member_is_asked_again_in_each_state_before_go(state: type) -> None:
-    member = Member()
-    member.reach(state)
-    assert member.hear(asks(2)) is (Decided if state is Decided else TryingPaths)
-    assert member.part.epoch == (1 if state is Decided else 2)
+    member = Recorded(state)
+    member.says(asks(2))
+    assert member.epoch() == (None if state is Attached else 2)
 
 
 def test_old_epoch_does_not_come_again() -> None:
-    member = Member()
-    assert member.hear(asks(3), asks(2)) is TryingPaths
-    assert member.part.epoch == 3
-    member.confirm()
-    assert member.hear(sealed(2), VOID) is AwaitingSeal
+    member = Recorded(AwaitingConfirm)
+    member.says(asks(3), asks(2), sealed(2), VOID)
+    assert (member.step(), member.epoch()) == (AwaitingSeal, 3)
+
+
+@pytest.mark.parametrize("state", [AwaitingConfirm, TryingPaths, ProvingStore, AwaitingGo])
+def test_seal_counts_for_a_member_that_has_just_confirmed(state: type) -> None:
+    member = Recorded(state)
+    member.says(sealed())
+    assert (member.step(), member.take(ProveStore)) == (state, [])
+
+
+@pytest.mark.parametrize(
+    ("state", "epoch", "leads_to"),
+    [(ProvingStore, 1, ProvingStore), (AwaitingGo, 2, AwaitingGo), (AwaitingGo, 1, Attached)],
+)
+def test_go_is_only_taken_after_the_ack_and_of_its_epoch(state: type, epoch: int, leads_to: type) -> None:
+    member = Recorded(state)
+    member.says(frames.Go(session=SESSION, epoch=epoch))
+    assert member.step() is leads_to
+
+
+@pytest.mark.parametrize(
+    ("said", "epoch", "state"),
+    [
+        pytest.param([], 1, AwaitingGo, id="GO alone is lacking"),
+        pytest.param([], 2, AwaitingConfirm, id="another epoch"),
+        pytest.param([VOID], 1, AwaitingConfirm, id="void"),
+        pytest.param([asks(1)], 1, AwaitingConfirm, id="asked again"),
+    ],
+)
+def test_member_that_comes_back_has_acknowledged_until_the_host_takes_it_back(
+    said: list[frames.AnyFrame], epoch: int, state: type
+) -> None:
+    member = Recorded(AwaitingGo)
+    member.says(*said)
+    member.lose(5.0)
+    member.node.handle(Heard(offer(), HERE), 6.0)
+    member.come_back(6.0, frames.Joined(session=SESSION, epoch=epoch))
+    assert member.step() is state
 
 
 # --- CONFIRM ----------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_confirmed_while_an_address_is_still_tried() -> None:
-    member = Member(ADDRESS, SECOND)
-    assert not member.part.can_confirm
-    member.hear(asks())
-    assert not member.part.can_confirm
-    member.proved.prove(member.dial(), 1.5)
-    assert [path.host_address for path in member.confirm().paths] == [ADDRESS, SECOND]
-    assert member.session.confirmed
-    assert not member.part.can_confirm
+    member, conn = trying(SECOND)
+    member.says(asks(), now=0.2)
+    assert member.heard() == []
+    member.answer(conn, 0.5, addresses=(ADDRESS, SECOND))
+    (confirmed,) = member.heard()
+    assert [path.host_address for path in confirmed.paths] == [ADDRESS, SECOND]
 
 
 def test_nothing_is_confirmed_while_a_target_is_dialed_and_then_its_failure() -> None:
-    member = Member()
-    member.hear(asks(1, TARGET))
-    now = 1.0
-    while now < 1.0 + REFUSED_SECONDS:
-        assert not member.part.can_confirm
-        member.proved.links.handle(Disconnected(member.dial().conn, "ECONNREFUSED"), now)
-        due = member.part.next_timer()
-        assert due is not None
-        member.part.handle_timer(now := due)
-    assert member.confirm().failures == (frames.Failure(member=TARGET.member, how="refused"),)
+    member = Recorded(AwaitingConfirm)
+    member.says(asks(1, TARGET), now=1.0)
+    assert member.heard() == []
+    now: float | None = 1.0
+    while not (heard := member.heard()):
+        assert now is not None
+        member.fail(now)
+        now = member.node.next_timer()
+        member.node.handle(TimerDue(), now or 0.0)
+    assert heard[-1].failures == (frames.Failure(member=TARGET.member, how="refused"),)
 
 
-def test_targets_wait_for_the_path_on_their_network_which_gives_them_their_scope() -> None:
-    member = Member(ADDRESS, LINK_LOCAL)
-    target = structs.replace(TARGET, address="fe80::3")
-    member.hear(asks(1, target, network=LINK_LOCAL))
-    to_host = member.dial()
-    assert to_host.address == LINK_LOCAL
-    member.proved.prove(to_host, 1.5)
-    assert not member.part.can_confirm
-    member.part.prove_mesh(1.5)
-    assert member.dial() == Dial(to_host.conn + 1, "fe80::3", TARGET.port, "eth0", as_torch=True)
-    assert not member.part.can_confirm
-    member.part.prove_mesh(1.6)
-    assert member.dialed() == []
+@pytest.mark.parametrize("proved", [True, False])
+def test_targets_wait_for_the_path_on_their_network_which_gives_them_their_scope(proved: bool) -> None:
+    member, conn = trying(LINK_LOCAL)
+    member.take(Dial)
+    member.says(asks(1, TARGET, network=LINK_LOCAL), now=0.2)
+    assert member.take(Dial) == []
+    if proved:
+        member.answer(conn, 0.5, addresses=(ADDRESS, LINK_LOCAL))
+    else:
+        member.node.handle(Disconnected(conn, "ECONNREFUSED"), 0.5)
+    (dial,) = member.take(Dial)
+    assert dial == Dial(dial.conn, TARGET.address, TARGET.port, "eth0" if proved else "", as_torch=True)
+    assert member.heard() == []
 
 
-def test_targets_are_dialed_all_the_same_if_the_path_on_their_network_can_not_be_proved() -> None:
-    member = Member(ADDRESS, SECOND)
-    member.hear(asks(1, TARGET, network=SECOND))
-    member.proved.links.handle(Disconnected(member.dial().conn, "ECONNREFUSED"), 1.5)
-    member.part.prove_mesh(1.5)
-    assert member.dialed() == [TARGET.address]
-
-
-@pytest.mark.parametrize("said", [VOID, asks(2)])
+@pytest.mark.parametrize("said", [VOID, asks(2)], ids=["void", "asked again"])
 def test_targets_of_an_epoch_that_is_over_are_hung_up_on(said: frames.AnyFrame) -> None:
-    member = Member()
-    member.hear(asks(1, TARGET))
-    dial = member.dial()
-    member.hear(said)
-    assert Hangup(dial.conn) in member.proved.effects
-    assert dial.conn not in member.proved.links
-    assert not member.proving.under_way
+    member = Recorded(AwaitingConfirm)
+    member.says(asks(1, TARGET))
+    (dial,) = member.take(Dial)
+    member.says(said)
+    assert member.take(Hangup) == [Hangup(dial.conn)]
 
 
-def test_targets_are_dialed_again_when_that_is_due() -> None:
-    member = Member()
-    member.hear(asks(1, TARGET))
-    member.proved.dials()
-    due = member.part.next_timer()
-    assert due == member.proving.next_timer()
-    assert due is not None
-    member.part.handle_timer(due)
-    assert member.dialed() == [TARGET.address]
-
-
-# --- paths that failed ------------------------------------------------------------------------------------------------
-
-
-def with_failed_path(state: type) -> Member:
-    """A member in this state that has failed to prove its second path at 0.9 s."""
-    member = Member(ADDRESS, SECOND)
-    member.proved.links.handle(Disconnected(member.dial().conn, "no proof"), 0.9)
-    member.reach(state)
+def with_failed_path() -> Recorded:
+    """A member with a seat that has failed to prove its second path at 0.9 s."""
+    member, conn = trying(SECOND)
+    member.node.handle(Disconnected(conn, "no proof"), 0.9)
     return member
 
 
-@pytest.mark.parametrize("state", [AwaitingConfirm, TryingPaths])
-def test_path_that_has_just_failed_is_not_tried_at_once(state: type) -> None:
-    member = with_failed_path(state)
-    member.hear(asks(1), now=1.0)
+@pytest.mark.parametrize(
+    ("asked", "now", "again"),
+    [
+        pytest.param([asks(1)], 1.0, False, id="it has just failed"),
+        pytest.param([asks(1)], 0.9 + FAILURE_SECONDS, True, id="it failed a while ago"),
+        pytest.param([asks(1), asks(2)], 1.0, True, id="the members share no network"),
+        pytest.param([asks(1), asks(2, network=ADDRESS)], 1.0, False, id="the host asks again for the mesh alone"),
+    ],
+)
+def test_path_that_failed_is_tried_again_where_that_can_help(
+    asked: list[frames.Confirm], now: float, again: bool
+) -> None:
+    member = with_failed_path()
+    member.says(*asked, now=now)
+    assert len(member.dialed()) == again
+    assert len(member.heard()) == len(asked) - again, "it has confirmed at once, unless it tries a path"
+
+
+def test_store_that_was_not_reached_puts_the_paths_in_doubt_once() -> None:
+    member = with_failed_path()
+    member.says(asks(1), sealed(1), now=1.0)
+    member.node.handle(StoreUnreachable(SESSION, 1, "refused"), 1.0)
+    member.says(VOID, asks(2), now=1.1)
+    (conn,) = member.dialed()
+    member.node.handle(Disconnected(conn, "no proof"), 1.2)
+    member.says(frames.Void(session=SESSION, epoch=2, reason="test"), asks(3), now=1.3)
     assert member.dialed() == []
-
-
-def test_path_that_failed_a_while_ago_is_tried_again() -> None:
-    member = with_failed_path(AwaitingConfirm)
-    member.hear(asks(1), now=0.9 + FAILURE_SECONDS)
-    assert member.dialed() == [SECOND]
-
-
-@pytest.mark.parametrize(("network", "again"), [(None, [SECOND]), (ADDRESS, [])])
-def test_paths_are_proved_again_when_the_members_share_none(network: str | None, again: list[str]) -> None:
-    """A host that names a network asks again for the mesh alone."""
-    member = with_failed_path(AwaitingSeal)
-    member.hear(asks(2, network=network), now=1.0)
-    assert member.dialed() == again
-
-
-def test_paths_that_can_be_broken_are_proved_again_once() -> None:
-    member = with_failed_path(AwaitingConfirm)
-    member.session.paths_stale = True
-    member.hear(asks(1), now=1.0)
-    second = member.dial()
-    assert second.address == SECOND
-    member.proved.links.handle(Disconnected(second.conn, "no proof"), 1.1)
-    member.hear(asks(2), now=1.2)
-    assert member.dialed() == []
-
-
-def test_store_that_was_not_reached_puts_the_paths_in_doubt() -> None:
-    member = with_failed_path(ProvingStore)
-    member.part.store_unreachable(UNREACHABLE, 1.0)
-    member.hear(VOID, asks(2), now=1.1)
-    assert member.dialed() == [SECOND]
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
 
 
 def test_link_local_store_is_reached_by_our_interface() -> None:
-    member = Member(LINK_LOCAL)
-    member.hear(asks())
-    member.confirm()
-    member.hear(sealed(store_address=LINK_LOCAL))
-    assert [(each.address, each.port) for each in member.stores()] == [(f"{LINK_LOCAL}%eth0", 5000)]
+    member, conn = trying(LINK_LOCAL)
+    member.answer(conn, 0.5, addresses=(ADDRESS, LINK_LOCAL))
+    member.says(asks(), sealed(store_address=LINK_LOCAL))
+    assert [(each.address, each.port) for each in member.take(ProveStore)] == [(f"{LINK_LOCAL}%eth0", 5000)]
 
 
-def test_store_that_is_not_reached_is_tried_again_once_after_a_moment() -> None:
-    member = Member()
-    member.reach(ProvingStore)
-    assert member.part.next_timer() is None
-    assert member.part.is_proving
-    member.part.handle_timer(2.0)
-    assert not member.stores()
-    member.part.store_unreachable(UNREACHABLE, 3.0)
-    due = member.part.next_timer()
-    assert due == 3.0 + STORE_RETRY_SECONDS
-    member.part.handle_timer(due - 0.1)
-    assert not member.stores()
-    member.part.handle_timer(due)
-    assert len(member.stores()) == 1
-    assert not member.part.is_proving
-    assert member.part.next_timer() is None
-    member.part.handle_timer(due)
-    assert not member.stores()
-
-
-def test_store_is_tried_again_by_a_member_that_had_targets() -> None:
-    member = Member()
-    member.hear(asks(1, TARGET))
-    while not member.part.can_confirm:
-        due = member.part.next_timer()
-        assert due is not None
-        member.part.handle_timer(due)
-    member.confirm()
-    member.hear(sealed())
-    member.part.store_unreachable(UNREACHABLE, 99.0)
-    assert member.part.next_timer() == 99.0 + STORE_RETRY_SECONDS
+def test_member_tells_its_host_whether_it_tries_to_reach_the_store_for_the_first_time() -> None:
+    member = Recorded(ProvingStore)
+    for proving in (True, False):
+        member.says(frames.Ping(number=1))
+        assert member.heard() == [frames.Pong(number=1, proving=proving)]
+        member.node.handle(StoreUnreachable(SESSION, 1, "refused"), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -306,46 +238,8 @@ def test_store_is_tried_again_by_a_member_that_had_targets() -> None:
 def test_only_the_store_of_the_present_seal_is_acknowledged(
     state: type, session: bytes, epoch: int, counts: bool
 ) -> None:
-    member = Member()
-    member.reach(state)
-    assert member.part.store_unreachable(StoreUnreachable(session, epoch, "refused"), 1.0) == (
-        sealed() if counts else None
-    )
-    member = Member()
-    member.reach(state)
-    assert member.part.store_proved(StoreProved(session, epoch)) is counts
-
-
-# --- SEALED and GO ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", [AwaitingConfirm, TryingPaths, ProvingStore, AwaitingGo])
-def test_seal_counts_for_a_member_that_has_just_confirmed(state: type) -> None:
-    member = Member()
-    member.reach(state)
-    assert member.hear(sealed()) is state
-    assert not member.stores()
-
-
-@pytest.mark.parametrize(
-    ("state", "epoch", "leads_to"),
-    [(ProvingStore, 1, ProvingStore), (AwaitingGo, 2, AwaitingGo), (AwaitingGo, 1, Decided)],
-)
-def test_go_is_only_taken_after_the_ack_and_of_its_epoch(state: type, epoch: int, leads_to: type) -> None:
-    member = Member()
-    member.reach(state)
-    assert member.hear(frames.Go(session=SESSION, epoch=epoch)) is leads_to
-
-
-@pytest.mark.parametrize(("epoch", "state"), [(1, AwaitingGo), (2, AwaitingConfirm)])
-def test_member_that_comes_back_in_the_epoch_of_its_ack_lacks_go_alone(epoch: int, state: type) -> None:
-    assert Member(epoch=epoch, acknowledged=sealed(1)).state() is state
-
-
-@pytest.mark.parametrize(("said", "kept"), [(None, True), (VOID, False), (asks(1), False)])
-def test_acknowledged_seal_is_kept_until_the_host_takes_it_back(said: frames.AnyFrame | None, kept: bool) -> None:
-    member = Member()
-    member.reach(AwaitingGo)
-    if said is not None:
-        member.hear(said)
-    assert member.session.acknowledged == (sealed() if kept else None)
+    member = Recorded(state)
+    member.node.handle(StoreUnreachable(session, epoch, "refused"), 1.0)
+    assert len(member.joiner.diagnostics.store_failures) == counts
+    member.node.handle(StoreProved(session, epoch), 2.0)
+    assert member.heard() == [frames.Ack(session=SESSION, epoch=1)] * counts
