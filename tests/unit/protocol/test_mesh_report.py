@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -78,7 +78,7 @@ def across(here: Iterable[int], there: Iterable[int]) -> list[Pair]:
     return list(itertools.product(here, there))
 
 
-LONE = {
+LONE: dict[str, Callable[[int, int], list[Pair]]] = {
     "no other node reaches w1": into,
     "w1 reaches no other node": out_of,
     "w1 reaches no other node, and none reaches it": lambda size, one: both(*out_of(size, one)),

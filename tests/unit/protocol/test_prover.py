@@ -109,6 +109,7 @@ class Lan:
             key=key, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0, mesh=mode, astray=astray
         )
         self.links = self.context.links
+        self._result: ProofResult | None = None
         self.prover = self.prove()
 
     def prove(self, *suspects: Target, session: bytes = SESSION, process: int = 0) -> Prover:
