@@ -284,7 +284,7 @@ class ElasticHost(Host):
         for conn in self.registrar.seats.connections():
             self._callers.send(conn, members)
         self._compare_clocks()
-        if (shared := self.quorum.shared_machines()) and shared != self._shared_machines:
+        if (shared := self.quorum.shared_machines()) and shared != self._shared_machines and not lost:
             self._effects.append(Notice(reports.shared_machine(self.identity, shared)))
         self._shared_machines = shared
 
