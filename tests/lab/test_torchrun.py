@@ -206,7 +206,9 @@ def test_a_second_run_of_an_id_says_why_it_waits_when_signals_have_ended_the_fir
     for other in others:
         logged(second, other, "has been running for")
     for host in hosts:
-        first.agents[host].interrupt()
+        first.agents[host].stop()  # both end at once: one that is left gives the place of the other to a newcomer
+    for host in hosts:
+        host.kill()
     for other in others:
         logged(second, other, "likely cause: nodes came while the job ran on others (node 0 on host ")
     for other in others:
