@@ -129,8 +129,8 @@ class Alone:
         if self.callers[conn].welcome is not None:
             self.say(conn, now=now)
 
-    def join(self, conn: int, rank: int | None, *, now: float = 1.0, order: bytes = b"") -> None:
-        self.call(conn, now=now)
+    def join(self, conn: int, rank: int | None, *, now: float = 1.0, member: bytes = b"", order: bytes = b"") -> None:
+        self.call(conn, member=member, now=now)
         paths = (Path(host_address="10.0.0.1", local_address=f"10.0.0.{conn + 1}", interface="eth0"),)
         size = self.host.identity.world_size
         self.say(conn, frames.Join(world_size=size, rank=rank, node=f"n{rank}", paths=paths, order=order), now=now)

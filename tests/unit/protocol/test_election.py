@@ -384,12 +384,11 @@ class Hosting(lone_host.Alone):
         assert self.hosts, "it has a proof and no word of the state"
         return done + self.answer(conn, running(state), now=1.6)
 
-    def hand_over(self) -> bytes:
-        """Ask the other member of a job of two to lead; return its id."""
-        self.join(1, None, order=b"\1a")
+    def hand_over(self) -> None:
+        """Ask the other member of a job of two, whose id is HIGH, to lead."""
+        self.join(1, None, member=HIGH, order=b"\1a")
         self.confirm(1)
         assert self.phase() is HandingOver
-        return (1).to_bytes(16, "big")
 
 
 @pytest.mark.parametrize(("other", "state"), [(LOW, "open"), (HIGH, "open"), (LOW, "sealed")])
@@ -436,19 +435,19 @@ def test_from_confirm_on_a_host_closes_for_nobody() -> None:
     assert process.dialed(9.0, LOW) == []
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_host_that_hands_over_closes_for_the_first_alone(first: bool) -> None:
+@pytest.mark.parametrize(("other", "closes"), [(HIGH, True), (LOW, False)], ids=["the first", "another one"])
+def test_host_that_hands_over_closes_for_the_first_alone_whatever_the_ids(other: bytes, closes: bool) -> None:
     process = Hosting(size=2)
-    (conn,) = process.dialed(0.9, (1).to_bytes(16, "big") if first else LOW)
+    (conn,) = process.dialed(0.9, other)
     process.hand_over()
     process.prove(conn)
-    assert process.hosts is not first
+    assert process.hosts is not closes
 
 
 def test_the_first_that_is_called_again_has_one_race_also_if_a_datagram_says_that_it_is_sealed() -> None:
     process = Hosting(size=2)
-    first = process.hand_over()
-    called = set(process.dialed(1.5, first)) | set(process.dialed(1.6, first, state="sealed", joined=3))
+    process.hand_over()
+    called = set(process.dialed(1.5, HIGH)) | set(process.dialed(1.6, HIGH, state="sealed", joined=3))
     for effect in run(process.node, 1.6 + 2 * ADDRESS_SECONDS, now=1.6):
         called |= {effect.conn} if isinstance(effect, Dial) else set()
         called -= {effect.conn} if isinstance(effect, Hangup) else set()
