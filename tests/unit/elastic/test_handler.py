@@ -75,14 +75,16 @@ class Job:
         self.agents.append(Agent(self, minimum, maximum, **given))
         return self.agents[-1]
 
-    def together(self) -> list[RendezvousInfo]:
-        """Bring all agents into one round."""
+    def together(self, more: int = 0) -> list[RendezvousInfo]:
+        """Bring all agents, and so many new ones, into one round."""
+        for _ in range(more):
+            self.agent()
         futures = [agent.later() for agent in self.agents]
         return [future.result(SECONDS) for future in futures]
 
-    def pair(self, minimum: int = 2) -> tuple[Agent, Agent]:
+    def pair(self, minimum: int = 2) -> list[Agent]:
         """Two agents in one round."""
-        both = self.agent(minimum), self.agent(minimum)
+        both = [self.agent(minimum) for _ in range(2)]
         self.together()
         return both
 
@@ -117,8 +119,8 @@ def bootstrap(info: RendezvousInfo) -> tuple[str, int]:
 
 
 def test_two_agents_meet_and_part(job: Job) -> None:
-    first, second = job.agent(), job.agent()
-    infos = job.together()
+    infos = job.together(2)
+    first, second = job.agents
     assert sorted(info.rank for info in infos) == [0, 1]
     assert {info.world_size for info in infos} == {2}
     address, port = bootstrap(infos[0])
@@ -305,8 +307,7 @@ ROLE = json.dumps({"role": "default", "rank": 0, "local_world_size": 2})
 
 
 def test_the_store_is_lost_while_roles_are_exchanged(job: Job) -> None:
-    job.agent(), job.agent()
-    infos = job.together()
+    infos = job.together(2)
     for info in infos:
         info.store.set(round_store.ROLE + str(info.rank), ROLE)
     waiting = [job.pool.submit(info.store.get, round_store.RANKS + str(info.rank)) for info in infos]
@@ -403,8 +404,7 @@ def test_the_reason_of_an_end_reaches_the_gathering(job: Job) -> None:
 
 
 def test_a_call_in_the_store_of_a_job_that_has_ended_says_why(job: Job) -> None:
-    job.agent(), job.agent()
-    infos = job.together()
+    infos = job.together(2)
     job.place.end("node-1 has finished")
     with pytest.raises(RendezvousConnectionError, match="node-1 has finished"):
         infos[0].store.multi_get([round_store.ROLE + "0"])
@@ -420,8 +420,7 @@ def in_exit_barrier(job: Job, infos: list[RendezvousInfo]) -> list[Future[None]]
 
 
 def test_the_exit_barrier_ends_with_the_gathering(job: Job) -> None:
-    job.agent(), job.agent()
-    infos = job.together()
+    infos = job.together(2)
     infos[0].store.set("other", "key")
     assert not job.agents[0].gathering.done
     (waiting,) = in_exit_barrier(job, infos[:1])

@@ -161,7 +161,14 @@ class Registry:
         pytest.param(
             (3, 6), {"allow_minority": True}, {}, NEVER, "2 more nodes: it takes 4 to begin", id="fewer than MIN never"
         ),
-        pytest.param((2, 5), {"had_quorum": True}, {}, NEVER, "or 2 with --rdzv-conf", id="the host is experienced"),
+        pytest.param(
+            (2, 5),
+            {"had_quorum": True, "companions": (frames.ProcessInfo(hostname="node-H", pid=72),)},
+            {},
+            NEVER,
+            "or 2 with --rdzv-conf allow_minority=1; missed: host node-H, pid 72",
+            id="the host is experienced, and misses another agent",
+        ),
         pytest.param((2, 5), {}, {"had_quorum": True}, NEVER, "or 2 with --rdzv-conf", id="the member is experienced"),
         pytest.param(
             (2, 5), {"had_quorum": True, "allow_minority": True}, {}, LAST_CALL, "30 s", id="a minority is allowed"
@@ -196,13 +203,6 @@ def test_all_together_need_not_be_old_unless_one_is_surplus(surplus: bool) -> No
     registry.join("B", age=0.0)
     registry.join("C", age=0.0, surplus=surplus)
     assert registry.phase is (Open if surplus else Confirming)
-
-
-def test_agents_of_the_last_session_that_are_not_here_are_missed() -> None:
-    registry = Registry(2, 5)
-    registry.memory.companions = (registry.wish("H").who,)
-    registry.join("B")
-    assert "missed: host node-H (10.0.0.8), pid 72" in registry.registrar.status().lacks
 
 
 def test_a_host_that_is_bound_founds_nothing() -> None:
