@@ -151,7 +151,8 @@ def test_a_worker_that_fails_while_its_agent_has_not_heard_of_the_end_of_the_job
     failed._event(lambda: failed.agent.next_round(failed.first, failed.now))
     gathering.world.run(LEASE_SECONDS)
     assert process.hosted is host
-    assert not any(each.agent.memory.round_wanted for each in (process, *others[1:]))
+    rest = [each for each in (process, *others[1:]) if each is not failed]
+    assert all(each.workers is not None for each in rest), "their workers go on to their end"
 
 
 # --- whether the session still stands --------------------------------------------------------------------------------
