@@ -89,7 +89,7 @@ class Alone:
     def prove_other(self, conn: int, offer: Offer, *, now: float) -> list[Effect]:
         """Another host, which was called, proves the session that it has offered."""
         host = self.others[conn] = HostConversation(
-            job="job", attempt="", session=offer.session, addresses=offer.addresses, port=offer.port
+            job="job", attempt="", session=offer.session, addresses=offer.addresses, port=offer.port, key=self.key
         )
         self.said[conn] = []
         self.node.handle(Connected(conn, "10.0.0.1", "eth0"), now)

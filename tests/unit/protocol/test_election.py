@@ -44,6 +44,7 @@ from mingle.protocol.pacing import COUNTED_RANKS
 from mingle.protocol.session.phases import Confirming, HandingOver
 from mingle.protocol.sightings import SILENT_SECONDS
 from mingle.wire import frames
+from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Kind, Offer, Seek
 from tests.support import lone_host
 from tests.support.scripted_host import IDENTITY, OTHER, SESSION, Alone, running
@@ -360,8 +361,8 @@ def test_of_any_two_exactly_one_closes() -> None:
 class Hosting(lone_host.Alone):
     """A process that was elected, and hears of other hosts: its id is higher than LOW, and lower than HIGH."""
 
-    def __init__(self, size: int = 3) -> None:
-        super().__init__(size, rank=None)
+    def __init__(self, size: int = 3, **settings: Any) -> None:
+        super().__init__(size, rank=None, **settings)
         self.done()
 
     @property
@@ -423,6 +424,13 @@ def test_a_host_closes_for_an_open_session_that_wins_and_makes_for_it(
     assert [(each.address, each.port) for each in done if isinstance(each, Dial)] == [("10.0.0.9", 4001)] * closes
     races = [each.offer for each in process.node.sightings if each.races_to("join")]
     assert races == [offer(other, assigned=assigned)] * closes
+
+
+def test_a_host_with_a_secret_calls_others_with_it() -> None:
+    process = Hosting(key=JobKey(b"secret", "job"))
+    (conn,) = process.dialed(1.5, LOW)
+    process.prove(conn)
+    assert not process.hosts
 
 
 def test_from_confirm_on_a_host_closes_for_nobody() -> None:
