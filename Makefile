@@ -122,14 +122,14 @@ test-torch-suite: $(FRAMEWORKS_READY) ## all of torch's own tests of torch.distr
 	$(BIN)/python -m tests.frameworks.torch_rpc_suite $(SUITE_ARGS)
 
 # The oldest that is supported; another one: make test-torch TORCH=2.15.0. What that runs on comes in the versions that it
-# asks for.
+# asks for, and so does moto's cfn-lint, which shares sympy with it.
 TORCH ?= 2.6.0
 TORCH_VENV := .venv-torch-$(TORCH)
 
 .PHONY: test-torch
 test-torch: ## the tests of all that touches torch, on another one: make test-torch TORCH=2.6.0
 	$(PYTHON) -m venv $(TORCH_VENV)
-	sed '/^torch==/d; /^# what torch runs on/,/^$$/d' constraints.txt > $(TORCH_VENV)/constraints.txt
+	sed '/^torch==/d; /^cfn-lint==/d; /^# what torch runs on/,/^$$/d' constraints.txt > $(TORCH_VENV)/constraints.txt
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt $(TORCH_VENV)/bin/python -m pip install \
 		--disable-pip-version-check --quiet torch==$(TORCH) --editable '.[dev]'
 	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/unit/test_doors.py tests/unit/distributed tests/unit/elastic tests/unit/engine/test_discovery.py \
