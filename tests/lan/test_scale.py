@@ -1,4 +1,4 @@
-"""What docs/benchmarks.md says of many ranks, in small; ``python -m tests.lan late --ranks 10000`` is it in large."""
+"""What docs/benchmarks.md says of many ranks, in small; ``python -m tests.lan late --ranks 4096`` is it in large."""
 
 from __future__ import annotations
 
