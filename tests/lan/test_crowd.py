@@ -17,7 +17,7 @@ SEEDS = range(1, 4 if soaking() else 2)
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:1])  # ten minutes beside other tests
 def test_a_host_that_takes_seconds_for_its_callers_is_called_once_by_each(seed: int) -> None:
     ranks = 10_000 if soaking() else 2_500
     figures = crowd(ranks, cores=None, loss=0.1, seed=seed)
