@@ -19,7 +19,7 @@ from mingle.config.placement import asked_node_rank, with_node_rank
 from mingle.config.settings import Arguments, Settings, Spelling
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import ConfigurationError
-from mingle.text import printable
+from mingle.text import nnodes_text, printable
 
 ALLOW_MINORITY = "allow_minority"
 OWN_KEYS = {
@@ -139,7 +139,7 @@ def check_host_name(name: str) -> None:
 
 
 def _check_place(run_id: str, endpoint: str | None, minimum: int, maximum: int) -> None:
-    nodes = str(maximum) if minimum == maximum else f"{minimum}:{maximum}"
+    nodes = nnodes_text(minimum, maximum)
     if not run_id or run_id == "none":
         raise ConfigurationError.explain(
             "torchrun was given no --rdzv-id (it is 'none', torchrun's default).",

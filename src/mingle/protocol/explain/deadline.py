@@ -8,7 +8,7 @@ from mingle.errors import AuthenticationError, ConnectivityError, DiscoveryTimeo
 from mingle.protocol.explain import mesh_report
 from mingle.protocol.explain.ladder import climb, kept_apart, surplus_status
 from mingle.protocol.explain.observations import Agents, Diagnostics, NetworkFacts, Situation
-from mingle.text import few, nnodes_text, ranks_text
+from mingle.text import few, ranks_text
 from mingle.wire.frames import Status
 
 
@@ -87,8 +87,8 @@ def _few_nodes(s: Situation, status: Status, agents: Agents) -> str:
         text += f", {status.joined} at the end"
     text += f", and it lacks {status.lacks}." if status.lacks else f", {status.phase}."
     if agents.minimum < agents.maximum:
-        typed = nnodes_text(agents.minimum, agents.maximum)
-        text += f"\n  a job of --nnodes={typed} begins with {counted(agents.founders, 'node')}"
+        founders = counted(agents.founders, "node")
+        text += f"\n  a job of --nnodes={agents.minimum}:{agents.maximum} begins with {founders}"
     if agents.minimum < agents.founders:
         text += f" (with {agents.minimum} if --rdzv-conf allow_minority=1 is given)"
     missed = [who for who in agents.missed if who not in status.present and "missed: " not in status.lacks]
