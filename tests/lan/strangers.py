@@ -47,7 +47,7 @@ def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> fr
         ),
         lambda: frames.Join(world_size=4, rank=rng.randrange(4), node="n", who=who, paths=paths),
         lambda: frames.Joined(session=name, epoch=epoch),
-        lambda: frames.Refused(reason=rng.choice(("running", "full", "ended", "session", "secret")), who=who),
+        lambda: frames.Refused(reason=rng.choice(("running", "full", "session", "secret")), who=who),
         lambda: frames.Refused(reason=rng.choice(("rank taken", "kind", "world size")), detail=text),
         lambda: frames.Confirm(session=name, epoch=epoch),
         lambda: frames.Confirmed(session=name, epoch=epoch, paths=paths),

@@ -428,7 +428,7 @@ class Joiner:
             return
         self._change(REFUSED, Searching())
         note(self.diagnostics.hosts, session.host_name, f"refused us: {frame.reason}")
-        if frame.reason in ("session", "ended", "secret", "network"):
+        if frame.reason in ("session", "secret", "network"):
             session.ran = None
             session.retry_later(now)
             self.search.resume(now)

@@ -236,7 +236,6 @@ RefusalReason: TypeAlias = Literal[
     "running",
     "secret",
     "session",
-    "ended",
     "network",
     "surplus",
     "mesh",

@@ -272,8 +272,8 @@ def test_relay_that_adds_itself_to_the_list_breaks_the_proof() -> None:
 def test_refusal_instead_of_a_welcome(key: JobKey | None) -> None:
     member = new_member(key=key)
     with pytest.raises(HandshakeFailed) as failed:
-        member.receive_data(PREFACE + encode_frame(frames.Refused(reason="ended", detail="over")))
-    assert (failed.value.reason, failed.value.detail) == ("ended", "over")
+        member.receive_data(PREFACE + encode_frame(frames.Refused(reason="session", detail="over")))
+    assert (failed.value.reason, failed.value.detail) == ("session", "over")
 
 
 EVERY_FRAME: list[AnyFrame] = [
