@@ -8,220 +8,184 @@ import dataclasses
 import json
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from functools import partial
+from typing import Any
 
 import pytest
 
+from mingle import detached
 from mingle.errors import MingleError
 from mingle.job import Job, Member
+from tests.support.failing import raising
 
 MEMBERS = tuple(
     Member(rank=rank, local_rank=0, node_rank=rank, hostname=f"node{rank}", address=f"10.0.0.{rank}", pid=7)
     for rank in range(2)
 )
+RECORD: dict[str, Any] = {
+    "job_id": "resnet",
+    "rank": 1,
+    "world_size": 2,
+    "local_rank": 0,
+    "local_world_size": 1,
+    "node_rank": 1,
+    "num_nodes": 2,
+    "master_addr": "10.0.0.0",
+    "master_port": 4321,
+    "interface": "eth0",
+    "address": "10.0.0.1",
+    "elapsed": 0.5,
+}
 
 
-class PlayedSession:
-    def __init__(self, problem: MingleError | None = None) -> None:
-        self.problem = problem
+class Played:
+    """The session behind a job, and its process group; ``meanwhile`` runs within each call."""
+
+    def __init__(self, meanwhile: Callable[[str], object] = str) -> None:
+        self.meanwhile = meanwhile
         self.asked = 0
-        self.closed: list[bool] = []
+        self.ended: list[tuple[str, bool]] = []
+        self.job = Job(**RECORD)._with(self)
+        self.job._owns_group(lambda failing: self._end("group", failing))
 
     def roster(self) -> tuple[Member, ...]:
         self.asked += 1
-        if self.problem is not None:
-            raise self.problem
+        self.meanwhile("roster")
         return MEMBERS
 
     def close(self, *, failing: bool) -> None:
-        self.closed.append(failing)
+        self._end("session", failing)
+
+    def _end(self, what: str, failing: bool) -> None:
+        self.ended.append((what, failing))
+        self.meanwhile(what)
 
 
-FIELDS = (
-    *("job_id", "rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes"),
-    *("master_addr", "master_port", "interface", "address", "elapsed"),
+ENDED = [("group", False), ("session", False)]
+asks = pytest.mark.parametrize(
+    ("ask", "answer", "ended"),
+    [(lambda job: job.members, MEMBERS, []), (lambda job: job.close(), None, ENDED)],
+    ids=["members", "close"],
 )
-VALUES = ("resnet", 1, 2, 0, 1, 1, 2, "10.0.0.0", 4321, "eth0", "10.0.0.1", 0.5)
-
-
-def a_job(
-    session: PlayedSession | None = None,
-    members: tuple[Member, ...] | None = None,
-    destroy_group: Callable[[bool], None] | None = None,
-) -> Job:
-    job = Job(**dict(zip(FIELDS, VALUES, strict=True)))
-    if session is not None:
-        job._with(session, members)
-    if destroy_group is not None:
-        job._owns_group(destroy_group)
-    return job
 
 
 def test_members_are_fetched_once_and_kept_after_the_end() -> None:
-    session = PlayedSession()
-    job = a_job(session=session)
-    assert session.asked == 0
-    assert job.members == MEMBERS
-    job.close()
-    assert job.members is job.members
-    assert session.asked == 1
+    played = Played()
+    assert played.asked == 0
+    assert played.job.members == MEMBERS
+    played.job.close()
+    assert played.job.members == MEMBERS
+    assert played.asked == 1
 
 
-def test_members_asked_for_the_first_time_after_the_end() -> None:
-    job = a_job(session=PlayedSession())
+def test_members_asked_for_the_first_time_after_the_end_are_refused() -> None:
+    job = Played().job
     job.close()
-    with pytest.raises(MingleError, match="'resnet' were never asked for, and now the job is closed") as caught:
+    with pytest.raises(MingleError, match="never asked for, and now the job is closed"):
         _ = job.members
-    assert "read job.members once while the job is open" in str(caught.value)
 
 
 def test_members_that_cannot_be_fetched_may_be_asked_for_again() -> None:
-    session = PlayedSession(MingleError("rank 0 did not answer"))
-    job = a_job(session=session)
+    played = Played(raising(MingleError("rank 0 did not answer")))
     with pytest.raises(MingleError, match="did not answer"):
-        _ = job.members
-    session.problem = None
-    assert job.members == MEMBERS
+        _ = played.job.members
+    played.meanwhile = str
+    assert played.job.members == MEMBERS
 
 
-def test_threads_share_one_question() -> None:
-    asking, answer = threading.Event(), threading.Event()
+@asks
+def test_two_threads_that_ask_the_same_wait_for_one_answer(
+    ask: Callable[[Job], object], answer: object, ended: list[tuple[str, bool]]
+) -> None:
+    asking, go_on = threading.Event(), threading.Event()
 
-    class SlowSession(PlayedSession):
-        def roster(self) -> tuple[Member, ...]:
-            asking.set()
-            assert answer.wait(30)
-            return super().roster()
+    def wait(_: str) -> None:
+        asking.set()
+        assert go_on.wait(30)
 
-    session = SlowSession()
-    job = a_job(session=session)
+    played = Played(wait)
     with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(lambda: job.members) for _ in range(2)]
+        calls = [pool.submit(ask, played.job) for _ in range(2)]
         assert asking.wait(30)
-        answer.set()
-        assert [each.result(30) for each in answers] == [MEMBERS, MEMBERS]
-    assert session.asked == 1
+        assert not any(call.done() for call in calls)
+        go_on.set()
+        assert [call.result(30) for call in calls] == [answer, answer]
+    assert (played.asked, played.ended) == (int(not ended), ended)
 
 
-def test_a_signal_handler_may_ask_for_the_members_while_they_are_fetched() -> None:
-    class Interrupted(PlayedSession):
-        def roster(self) -> tuple[Member, ...]:
-            members = super().roster()
-            return members if self.asked > 1 else job.members
+@asks
+def test_a_signal_handler_may_ask_the_same_within_a_call(
+    ask: Callable[[Job], object], answer: object, ended: list[tuple[str, bool]]
+) -> None:
+    handled: list[str] = []
 
-    job = a_job(session=Interrupted())
-    fetched: list[tuple[Member, ...]] = []
-    thread = threading.Thread(target=lambda: fetched.append(job.members), daemon=True)
-    thread.start()
-    thread.join(30)
-    assert fetched == [MEMBERS]
+    def handle(what: str) -> None:
+        if what not in handled:
+            handled.append(what)
+            ask(played.job)
+
+    played = Played(handle)
+    deadline = time.monotonic() + 30  # a call that waits for itself never ends
+    assert detached.run(partial(ask, played.job), "call", lambda: time.monotonic() > deadline) == answer
+    assert played.ended == ended
 
 
+@pytest.mark.parametrize("failing", [False, True])
 @pytest.mark.parametrize("way", ["block", "close"])
-def test_the_process_group_ends_first_and_once(way: str) -> None:
-    order: list[object] = []
-
-    class Ordered(PlayedSession):
-        def close(self, *, failing: bool) -> None:
-            order.append(("session", failing))
-
-    job = a_job(session=Ordered(), destroy_group=lambda failing: order.append(("group", failing)))
-    if way == "block":
-        with job:
-            assert job.rank == 1
-    else:
-        job.close()
-    assert order == [("group", False), ("session", False)]
+def test_the_process_group_ends_first_and_both_once_and_hear_of_an_exception_on_its_way(
+    way: str, failing: bool
+) -> None:
+    played = Played()
+    job = played.job
+    with (
+        pytest.raises(ZeroDivisionError) if failing else contextlib.nullcontext(),
+        job if way == "block" else contextlib.nullcontext(),
+    ):
+        try:
+            _ = 1 / (not failing)
+        finally:
+            if way == "close":
+                job.close()
+    assert played.ended == [("group", failing), ("session", failing)]
     job.close()
     job.__exit__(None, None, None)
-    assert len(order) == 2
-
-
-@pytest.mark.parametrize("way", ["block", "finally"])
-def test_an_exception_on_its_way_is_told_to_group_and_session(way: str) -> None:
-    session, destroyed = PlayedSession(), list[bool]()
-    job = a_job(session=session, destroy_group=destroyed.append)
-    with pytest.raises(ZeroDivisionError), job if way == "block" else contextlib.nullcontext():  # noqa: PT012
-        try:
-            _ = 1 / 0
-        finally:
-            if way == "finally":
-                job.close()
-    assert (session.closed, destroyed) == ([True], [True])
+    assert len(played.ended) == 2
 
 
 def test_a_process_group_that_fails_to_end_keeps_the_session_from_nothing() -> None:
-    def fail(_: bool) -> None:
-        raise RuntimeError("the backend is broken")
+    def fail(what: str) -> None:
+        if what == "group":
+            raise RuntimeError("the backend is broken")
 
-    session = PlayedSession()
-    with pytest.raises(RuntimeError, match="broken"), a_job(session=session, destroy_group=fail):
+    played = Played(fail)
+    with pytest.raises(RuntimeError, match="broken"), played.job:
         pass
-    assert session.closed == [True]
+    assert played.ended == [("group", False), ("session", True)]
 
 
 @pytest.mark.parametrize("at", ["group", "session"])
 def test_a_close_that_was_interrupted_goes_on_with_the_next_one(at: str) -> None:
-    order: list[str] = []
-
-    def end(what: str) -> None:
-        order.append(what)
-        if what == at and order.count(what) == 1:
+    def interrupt(what: str) -> None:
+        if what == at:
+            played.meanwhile = str
             raise KeyboardInterrupt
 
-    class Ordered(PlayedSession):
-        def close(self, *, failing: bool) -> None:
-            end("session")
-
-    job = a_job(session=Ordered(), destroy_group=lambda _: end("group"))
+    played = Played(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        job.close()
-    job.close()
-    job.close()
-    assert sorted(order) == sorted(["group", "session", at])
-
-
-def test_a_close_at_the_same_time_waits_for_the_first_and_does_nothing() -> None:
-    ending, go_on = threading.Event(), threading.Event()
-
-    class SlowSession(PlayedSession):
-        def close(self, *, failing: bool) -> None:
-            ending.set()
-            assert go_on.wait(30)
-            super().close(failing=failing)
-
-    session, destroyed = SlowSession(), list[bool]()
-    job = a_job(session=session, destroy_group=destroyed.append)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(job.close)
-        assert ending.wait(30)
-        second = pool.submit(job.close)
-        assert not second.done()
-        go_on.set()
-        first.result(30)
-        second.result(30)
-    assert (session.closed, destroyed) == ([False], [False])
-
-
-def test_a_close_out_of_a_signal_handler_while_it_closes_does_not_wait_for_itself() -> None:
-    class Interrupted(PlayedSession):
-        def close(self, *, failing: bool) -> None:
-            super().close(failing=failing)
-            job.close()
-
-    session = Interrupted()
-    job = a_job(session=session)
-    job.close()
-    assert session.closed == [False]
+        played.job.close()
+    for _ in range(2):
+        played.job.close()
+    assert sorted(what for what, _ in played.ended) == sorted(["group", "session", at])
 
 
 # --- copies ---------------------------------------------------------------------------------------------------------
 
 
-COPIES: dict[str, Callable[[Job], Job]] = {
-    "pickle": lambda job: cast("Job", pickle.loads(pickle.dumps(job))),
+COPIES: dict[str, Callable[[Job], Any]] = {
+    "pickle": lambda job: pickle.loads(pickle.dumps(job)),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "replace": dataclasses.replace,
@@ -230,36 +194,28 @@ COPIES: dict[str, Callable[[Job], Job]] = {
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_a_copy_is_a_record_of_the_job_and_ends_nothing(copied: Callable[[Job], Job]) -> None:
-    session, destroyed = PlayedSession(), list[bool]()
-    job = a_job(session=session, destroy_group=destroyed.append)
-    twin = copied(job)
-    assert twin == job
-    assert repr(twin) == repr(job)
-    with pytest.raises(MingleError, match="'resnet' were never asked for, and this is a copy"):
+    played = Played()
+    twin = copied(played.job)
+    assert twin == played.job
+    assert repr(twin) == repr(played.job)
+    with pytest.raises(MingleError, match="never asked for, and this is a copy"):
         _ = twin.members
     with twin:
         pass
-    twin.close()
-    assert (session.closed, destroyed, session.asked) == ([], [], 0)
-    job.close()
-    assert (session.closed, destroyed) == ([False], [False])
+    assert (played.ended, played.asked) == ([], 0)
+    played.job.close()
+    assert played.ended == ENDED
 
 
 @pytest.mark.parametrize("name", ["pickle", "copy", "deepcopy"])
 def test_a_copy_knows_the_members_that_were_fetched_before(name: str) -> None:
-    job = a_job(session=PlayedSession())
+    job = Played().job
     assert job.members == COPIES[name](job).members == MEMBERS
 
 
 def test_a_job_is_shown_and_written_without_internals() -> None:
-    job = a_job(session=PlayedSession(), destroy_group=lambda _: None)
+    job = Played().job
     record = dataclasses.asdict(job)
-    assert (tuple(record), tuple(record.values())) == (FIELDS, VALUES)
+    assert list(record.items()) == list(RECORD.items())
     assert json.loads(json.dumps(record)) == record
     assert repr(job) == f"Job({', '.join(f'{name}={value!r}' for name, value in record.items())})"
-
-
-def test_where_torchrun_did_the_discovery_there_are_no_members() -> None:
-    job = a_job(session=PlayedSession(), members=())
-    assert job.members == ()
-    job.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -17,13 +16,14 @@ from mingle.distributed import rendezvous
 from mingle.errors import ConfigurationError, LauncherError
 from mingle.job import Job
 from tests.support.children import in_child
+from tests.support.failing import raising
 from tests.support.loopback import until
 
 _PACKAGES = ("lightning", "lightning.fabric", "lightning.fabric.plugins", "lightning.fabric.plugins.environments")
 
 
 @pytest.fixture
-def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module, on a stand-in for the part of Lightning that it is made for."""
     for name in _PACKAGES:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -41,21 +41,22 @@ def job() -> Job:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Arguments]:
-    """The jobs that the plug-in has asked for."""
+    """The jobs that the plug-in has asked for; where none is named, it fails."""
     made: list[Arguments] = []
 
     def discover(arguments: Arguments, *, joins: bool) -> Job:
         assert joins
         made.append(arguments)
+        if len(made) == 1 and arguments.job_id is None:
+            raise LauncherError("no rank")
         return job()
 
     monkeypatch.setattr(rendezvous, "discover", discover)
     return made
 
 
-def test_the_ranks_are_brought_together_once_and_when_first_asked(plugin: ModuleType, calls: list[Arguments]) -> None:
+def test_the_ranks_are_brought_together_once_and_when_first_asked(plugin: Any, calls: list[Arguments]) -> None:
     environment = plugin.MingleEnvironment(job_id="resnet", world_size=8, interface="eth0")
-    assert calls == []
     assert environment.creates_processes_externally is True
     assert plugin.MingleEnvironment.detect() is False
     assert calls == []
@@ -67,43 +68,29 @@ def test_the_ranks_are_brought_together_once_and_when_first_asked(plugin: Module
     assert calls == [Arguments(job_id="resnet", world_size=8, interface="eth0")]
 
 
-def test_counts_of_lightning_that_fit_are_accepted(plugin: ModuleType, calls: list[Arguments]) -> None:
-    environment = plugin.MingleEnvironment()
-    environment.set_global_rank(5)
-    environment.set_world_size(8)
-    environment.validate_settings(num_devices=4, num_nodes=2)
-
-
+@pytest.mark.usefixtures("calls")
 @pytest.mark.parametrize(
-    ("method", "arguments", "words"),
+    ("method", "right", "wrong", "words"),
     [
-        ("set_global_rank", (4,), "takes this process for rank 4, and it is rank 5"),
-        ("set_world_size", (2,), "counts 2 ranks, and the job has 8"),
-        ("validate_settings", (2, 4), "devices=2 and num_nodes=4, and the job has 4 ranks on this node, one of 2"),
+        ("set_global_rank", (5,), (4,), "takes this process for rank 4, and it is rank 5"),
+        ("set_world_size", (8,), (2,), "counts 2 ranks, and the job has 8"),
+        ("validate_settings", (4, 2), (2, 4), "the job has 4 ranks on this node, one of 2"),
+        ("validate_settings", (4, 2), (4, 1), "devices=4 and num_nodes=1"),
     ],
 )
 def test_counts_of_lightning_that_do_not_fit_are_refused(
-    plugin: ModuleType, calls: list[Arguments], method: str, arguments: tuple[int, ...], words: str
+    plugin: Any, method: str, right: tuple[int, ...], wrong: tuple[int, ...], words: str
 ) -> None:
+    check = getattr(plugin.MingleEnvironment("resnet"), method)
+    check(*right)
     with pytest.raises(ConfigurationError) as raised:
-        getattr(plugin.MingleEnvironment(), method)(*arguments)
+        check(*wrong)
     assert words in raised.value.observation
     assert "devices=4, num_nodes=2" in str(raised.value.remedy)
 
 
-def test_error_of_discovery_comes_through_and_is_tried_again(
-    plugin: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcomes: list[LauncherError | Job] = [LauncherError("no rank"), job()]
-
-    def discover(_arguments: Arguments, *, joins: bool) -> Job:
-        assert joins
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, LauncherError):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(rendezvous, "discover", discover)
+@pytest.mark.usefixtures("calls")
+def test_error_of_discovery_comes_through_and_is_tried_again(plugin: Any) -> None:
     environment = plugin.MingleEnvironment()
     with pytest.raises(LauncherError, match="no rank"):
         environment.world_size()
@@ -112,45 +99,45 @@ def test_error_of_discovery_comes_through_and_is_tried_again(
 
 # --- a second Trainer -----------------------------------------------------------------------------------------------
 
-ALONE = {"rank": 0, "world_size": 1}
-
 
 @pytest.fixture
-def make(plugin: ModuleType) -> Iterator[Callable[..., Any]]:
-    """Makes the environment of a Trainer."""
-    yield lambda job_id="again", **options: plugin.MingleEnvironment(job_id, **ALONE | options)
+def make(plugin: Any) -> Iterator[Callable[..., Job]]:
+    """Asks as a Trainer does, for a job of one rank."""
+    alone = {"rank": 0, "world_size": 1}
+    yield lambda job_id="again", **options: plugin.MingleEnvironment(job_id, **alone | options).job
     if dist.is_initialized():
         dist.destroy_process_group()
     rendezvous.end_session()
 
 
-def test_a_second_trainer_goes_on_with_the_job_and_its_process_group(make: Callable[..., Any]) -> None:
-    """Lightning keeps the process group from one Trainer to the next, as when a notebook's cell is run again."""
-    first = make().job
-    assert make().job is first, "before there is a group"
-    dist.init_process_group("gloo")
-    assert make().job is first
-    until(lambda: not first._session.server.held)  # it sees now and then that the group stands
+def end_group(job: Any) -> None:
+    """Destroy the process group of a job, once its session has seen that it stands."""
+    until(lambda: not job._session.server.held)
     dist.destroy_process_group()
-    second = make().job
+
+
+def test_a_second_trainer_goes_on_with_the_job_and_its_process_group(make: Callable[..., Job]) -> None:
+    """Lightning keeps the process group from one Trainer to the next, as when a notebook's cell is run again."""
+    first = make()
+    assert make() is first, "before there is a group"
+    dist.init_process_group("gloo")
+    assert make() is first
+    end_group(first)
+    second = make()
     assert second is not first
     second.close()
-    assert make().job is not second
+    assert make() is not second
 
 
 def test_a_job_whose_end_was_interrupted_is_not_taken_up_again(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = make().job
+    first = make()
     with monkeypatch.context() as patched:
-        patched.setattr(type(first._session), "_end", interrupt)
+        patched.setattr(type(first._session), "_end", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             first.close()
-    assert make().job is not first
-
-
-def interrupt(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
+    assert make() is not first
 
 
 @pytest.mark.parametrize(
@@ -161,54 +148,41 @@ def interrupt(*_: object, **__: object) -> None:
         ({"secret": "tell nobody", "ttl": 3}, "asks for it with another secret, ttl"),
     ],
 )
-def test_a_second_trainer_with_another_job_is_refused(
-    make: Callable[..., Any], change: dict[str, Any], words: str
+def test_a_second_trainer_with_another_job_is_refused_while_a_process_group_stands(
+    make: Callable[..., Job], change: dict[str, Any], words: str
 ) -> None:
-    first = make().job
+    first = make()
     dist.init_process_group("gloo")
     with pytest.raises(ConfigurationError, match="this process is in job 'again'") as raised:
-        _ = make(**change).job
+        make(**change)
     assert words in raised.value.observation
     assert "tell nobody" not in str(raised.value)
-    assert "destroy_process_group()" in str(raised.value.remedy)
-    assert make().job is first
-    until(lambda: not first._session.server.held)
-    dist.destroy_process_group()
-    assert make(**change).job.job_id == change.get("job_id", "again")
+    assert make() is first
+    end_group(first)
+    assert make(**change).job_id == change.get("job_id", "again")
+    assert make().job_id == "again", "without a group it takes the place of the other"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_trainer_in_a_forked_child_is_not_in_the_job_of_its_parent(make: Callable[..., Any]) -> None:
-    first = make().job
+def test_a_trainer_in_a_forked_child_is_not_in_the_job_of_its_parent(make: Callable[..., Job]) -> None:
+    first = make()
 
     def child() -> str:
-        with make().job as own:
+        with make() as own:
             return str(own is not first and own.master_port != first.master_port)
 
     assert in_child(child) == "True"
-    assert make().job is first
+    assert make() is first
 
 
-def test_without_a_process_group_another_job_takes_the_place_of_the_first(make: Callable[..., Any]) -> None:
-    assert make().job.job_id == "again"
-    assert make("other").job.job_id == "other"
-
-
-def test_a_second_trainer_under_torchrun(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_trainer_under_torchrun(make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     run = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run-7"}
     for name, value in (place | run).items():
         monkeypatch.setenv(name, value)
-    first = make().job
+    first = make()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert make().job is first
-
-
-def test_a_process_group_that_somebody_else_made_first_is_refused_as_by_discover(make: Callable[..., Any]) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with pytest.raises(ConfigurationError, match="has a process group already"):
-        _ = make().job
+    assert make() is first
 
 
 # --- who starts the processes ----------------------------------------------------------------------------------------
@@ -234,10 +208,10 @@ class Strategy:
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
 def test_a_strategy_that_starts_the_ranks_itself_is_refused(
-    plugin: ModuleType, calls: list[Arguments], start_method: str
+    plugin: Any, calls: list[Arguments], start_method: str
 ) -> None:
     """It asks for the job in the process that is to start the ranks, and would wait there for them."""
-    strategy = Strategy(plugin.MingleEnvironment(), start_method)
+    strategy = Strategy(plugin.MingleEnvironment("resnet"), start_method)
     with pytest.raises(ConfigurationError, match=f"start_method='{start_method}'") as raised:
         strategy.set_world_ranks()
     assert calls == []
@@ -248,8 +222,9 @@ def test_a_strategy_that_starts_the_ranks_itself_is_refused(
             ask()
 
 
-def test_a_strategy_that_starts_no_ranks_is_served(plugin: ModuleType, calls: list[Arguments]) -> None:
-    strategy = Strategy(plugin.MingleEnvironment(), "popen")
+@pytest.mark.usefixtures("calls")
+def test_a_strategy_that_starts_no_ranks_is_served(plugin: Any) -> None:
+    strategy = Strategy(plugin.MingleEnvironment("resnet"), "popen")
     strategy.set_world_ranks()
     assert strategy.launch() == 41137
 
