@@ -8,15 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec import structs
 
-import mingle
 from mingle.distributed import process_group, session
 from mingle.distributed.session import RunningSession
 from mingle.engine import discovery, party, store
@@ -25,12 +24,9 @@ from mingle.protocol import member
 from mingle.protocol.host import Host
 from tests.support.alarms import alarm_after
 from tests.support.children import in_child
+from tests.support.failing import raising
 from tests.support.in_process import Formed, formed
-from tests.support.loopback import answers, job_name, until
-
-forks = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-
+from tests.support.loopback import answers, until
 
 AT_ONCE = 50.0
 """Less than what a wait in vain costs here, however busy the machine is."""
@@ -43,222 +39,192 @@ def _long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Group:
-    """Stands for torch's default process group: tells whether there is one."""
+    """Stands for the default process group of torch: tells whether there is one."""
 
-    def __init__(self) -> None:
-        self.stands = False
+    stands = False
 
-    def __call__(self) -> bool:
-        return self.stands
+
+class Two:
+    """A job of two that has formed. Whether torch has a process group is for the test to say."""
+
+    def __init__(self, ranks: list[Formed], group: Group) -> None:
+        self.ranks, self.group = ranks, group
+        self.rank0, self.rank1 = self.sessions = [RunningSession(*rank) for rank in ranks]
+        self.loop0, self.loop1 = (rank.discovery for rank in ranks)
+        self.server: Any = self.loop0.stores.server
+        self.host: Any = self.loop0.host
+        self.membership: Any = self.loop1.membership
 
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Group:
     group = Group()
-    monkeypatch.setattr(process_group, "stands", group)
+    monkeypatch.setattr(process_group, "stands", lambda: group.stands)
     return group
 
 
 @pytest.fixture
-def ranks(group: Group) -> Iterator[list[Formed]]:
+def two(group: Group) -> Iterator[Two]:
     with formed() as ranks:
-        yield ranks
+        yield Two(ranks, group)
 
 
-@pytest.fixture
-def sessions(ranks: list[Formed]) -> list[RunningSession]:
-    return [RunningSession(*rank) for rank in ranks]
-
-
-def fails_soon(asked: RunningSession, match: str, fix: str = "read job.members once, early") -> None:
+def fails_at_once(call: Callable[[], object], match: str, fix: str = "") -> MingleError:
+    """Return the error of a call that waits for nothing."""
     started = time.monotonic()
     with pytest.raises(MingleError, match=match) as caught:
-        asked.roster()
+        call()
     assert time.monotonic() - started < AT_ONCE
-    assert fix in str(caught.value)
-    assert caught.value.__cause__ is None
+    assert fix in str(caught.value.remedy)
+    return caught.value
 
 
 # --- the roster -----------------------------------------------------------------------------------------------------
 
 
-def test_the_roster_is_the_same_on_every_rank(ranks: list[Formed], sessions: list[RunningSession]) -> None:
-    rosters = [each.roster() for each in sessions]
-    assert rosters[0] == rosters[1] == sessions[1].roster()
-    assert [(each.rank, each.local_rank, each.node_rank) for each in rosters[0]] == [(0, 0, 0), (1, 1, 0)]
-    for each in rosters[0]:
-        assert (each.address, each.pid) == ("127.0.0.1", os.getpid())
+def test_the_roster_is_the_same_on_every_rank(two: Two) -> None:
+    roster = two.rank0.roster()
+    assert roster == two.rank1.roster() == two.rank1.roster()
+    assert [(each.rank, each.local_rank, each.node_rank) for each in roster] == [(0, 0, 0), (1, 1, 0)]
+    assert {(each.address, each.pid) for each in roster} == {("127.0.0.1", os.getpid())}
 
 
-def test_the_roster_after_rank_zero_has_ended(sessions: list[RunningSession]) -> None:
-    sessions[0].close(failing=False)
-    fails_soon(sessions[1], "rank 0 has ended its job")
+def test_the_roster_after_rank_zero_has_ended(two: Two) -> None:
+    two.rank0.close(failing=False)
+    fails_at_once(two.rank1.roster, "rank 0 has ended its job", "read job.members once, early")
 
 
-def test_the_roster_of_a_session_that_has_ended_here(sessions: list[RunningSession]) -> None:
+def test_the_roster_of_a_session_that_has_ended_here(two: Two) -> None:
     # A job whose place another call has taken: its user still holds it.
-    for each in reversed(sessions):
+    for each in (two.rank1, two.rank0):
         each.close(failing=False)
-    for each in sessions:
-        fails_soon(each, "its session has ended")
+        fails_at_once(each.roster, "its session has ended")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_roster_that_was_not_the_one_sealed(ranks: list[Formed], rank: int) -> None:
-    discovery, formation = ranks[rank]
-    other = RunningSession(ranks[1 - rank].discovery, ranks[1 - rank].formation)
-    mine = RunningSession(discovery, msgspec.structs.replace(formation, roster_digest=b"another"))
-    fails_soon(mine, r"what came is not the roster that was sealed(.|\n)*another process than rank 0 answered")
-    assert len(other.roster()) == 2
+def test_a_roster_that_was_not_the_one_sealed(two: Two, rank: int) -> None:
+    discovery, formation = two.ranks[rank]
+    other = RunningSession(discovery, structs.replace(formation, roster_digest=b"another"))
+    fails_at_once(other.roster, r"what came is not the roster that was sealed(.|\n)*another process than rank 0")
+    assert len(two.sessions[1 - rank].roster()) == 2
 
 
-def test_a_host_that_does_not_answer(
-    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_does_not_answer(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "ROSTER_SECONDS", 0.2)
-    monkeypatch.setattr(ranks[1].discovery.membership, "ask_roster", lambda: None)
-    fails_soon(sessions[1], "rank 0 has not answered for 0.2 s", "the next use of job.members asks again")
+    monkeypatch.setattr(two.membership, "ask_roster", lambda: None)
+    fails_at_once(two.rank1.roster, "rank 0 has not answered for 0.2 s", "the next use of job.members asks again")
 
 
-def test_a_host_that_is_lost_without_a_word(sessions: list[RunningSession], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_lost_without_a_word(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "RETURN_SECONDS", 0.1)
     monkeypatch.setattr(Host, "close", lambda *_, **__: None)  # no good-bye: its sockets just end
-    sessions[0].close(failing=True)
-    fails_soon(sessions[1], r"rank 0 is lost \(")
+    two.rank0.close(failing=True)
+    fails_at_once(two.rank1.roster, r"rank 0 is lost \(")
 
 
 def test_a_job_that_is_closed_while_its_roster_is_fetched_is_named_so(
-    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+    two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = threading.Event()
-    monkeypatch.setattr(ranks[1].discovery.membership, "ask_roster", asked.set)  # rank 0 is slow
+    monkeypatch.setattr(two.membership, "ask_roster", asked.set)  # rank 0 is slow
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(sessions[1].roster)
+        waiting = pool.submit(two.rank1.roster)
         assert asked.wait(30)
-        started = time.monotonic()
-        sessions[1].close(failing=True)
-        error = waiting.exception(timeout=60)
-    assert time.monotonic() - started < AT_ONCE
-    assert isinstance(error, MingleError)
-    assert "its session has ended" in str(error)
-    assert error.cause is not None
-    assert "was closed" in error.cause
+        two.rank1.close(failing=True)
+        error = fails_at_once(partial(waiting.result, 60), "its session has ended")
+    assert "was closed" in str(error.cause)
 
 
-def test_the_alarm_of_the_user_is_not_taken_for_a_thread_that_does_not_answer(
-    sessions: list[RunningSession], ranks: list[Formed]
-) -> None:
-    def alarmed(*_: object) -> None:
-        raise TimeoutError("the alarm")
-
+def test_the_alarm_of_the_user_is_not_taken_for_a_thread_that_does_not_answer(two: Two) -> None:
     free = threading.Event()
-    ranks[1].discovery.call(lambda: free.wait(30) and None)  # the session's thread is busy
-    before = signal.signal(signal.SIGALRM, alarmed)
+    two.loop1.call(lambda: free.wait(30) and None)  # the session's thread is busy
+    before = signal.signal(signal.SIGALRM, raising(TimeoutError("the alarm")))
     try:
         with pytest.raises(TimeoutError, match="the alarm"), alarm_after(0.2):
-            sessions[1].roster()
+            two.rank1.roster()
     finally:
         signal.signal(signal.SIGALRM, before)
         free.set()
 
 
-def test_a_thread_that_does_not_answer_is_not_taken_for_rank_zero(
-    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_does_not_answer_is_not_taken_for_rank_zero(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(party, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(ranks[1].discovery, "call", lambda *_: None)
-    fails_soon(sessions[1], "its loop has not answered for 0.05 s", "look at the load of this machine")
+    monkeypatch.setattr(two.loop1, "call", lambda *_: None)
+    fails_at_once(two.rank1.roster, "its loop has not answered for 0.05 s", "look at the load of this machine")
 
 
 # --- the process group ----------------------------------------------------------------------------------------------
 
 
-def test_the_store_is_let_go_of_when_the_process_group_stands(
-    ranks: list[Formed], sessions: list[RunningSession], group: Group
-) -> None:
-    server = ranks[0].discovery.stores.server
-    assert server is not None
-    assert server.held
-    group.stands = True
-    until(lambda: not server.held)
-    assert len(sessions[1].roster()) == 2, "rank 0 goes on answering"
+def test_the_store_is_let_go_of_when_the_process_group_stands(two: Two) -> None:
+    assert two.server.held
+    two.group.stands = True
+    until(lambda: not two.server.held)
+    assert len(two.rank1.roster()) == 2, "rank 0 goes on answering"
 
 
 @pytest.mark.parametrize("ready", [True, False])
 @pytest.mark.parametrize("seen", [True, False])
 def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
-    ranks: list[Formed],
-    sessions: list[RunningSession],
-    group: Group,
-    monkeypatch: pytest.MonkeyPatch,
-    ready: bool,
-    seen: bool,
+    two: Two, monkeypatch: pytest.MonkeyPatch, ready: bool, seen: bool
 ) -> None:
     """Also where the block of ``discover`` ends before the loop has seen the group that was made in it."""
-    membership = ranks[1].discovery.membership
-    assert membership is not None
-    says_ready = membership.ready
-    monkeypatch.setattr(membership, "ready", lambda _now: None)  # its init is still at work
+    says_ready = two.membership.ready
+    monkeypatch.setattr(two.membership, "ready", lambda _now: None)  # its init is still at work
     monkeypatch.setattr(session, "READY_SECONDS", 60.0 if ready else 0.5)
     if not seen:
-        ranks[0].discovery.watch = lambda: 60.0
-    group.stands = True
+        two.loop0.watch = lambda: 60.0
+    two.group.stands = True
     if seen:
-        sessions[0].group_stands()
+        two.rank0.group_stands()
     began = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        closing = pool.submit(sessions[0].close, failing=False)
-        assert len(sessions[1].roster()) == 2, "the end of rank 0's store would end the init of rank 1"
+        closing = pool.submit(two.rank0.close, failing=False)
+        assert len(two.rank1.roster()) == 2, "the end of rank 0's store would end the init of rank 1"
         if ready:
             time.sleep(0.5)
             assert not closing.done()
-            ranks[1].discovery.call(partial(says_ready, time.monotonic()))
+            two.loop1.call(partial(says_ready, time.monotonic()))
         closing.result(30)
     assert 0.5 <= time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("failing", [True, False])
 def test_rank_zero_waits_for_nobody_without_a_group_or_when_it_fails(
-    ranks: list[Formed], sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch, failing: bool
+    two: Two, monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
     if failing:
-        group.stands = True
-        sessions[0].group_stands()
+        two.group.stands = True
+        two.rank0.group_stands()
     monkeypatch.setattr(session, "READY_SECONDS", 60.0)
     began = time.monotonic()
-    sessions[0].close(failing=failing)
-    assert time.monotonic() - began < session.READY_SECONDS
+    two.rank0.close(failing=failing)
+    assert time.monotonic() - began < AT_ONCE
 
 
-def test_made_process_group_counts_before_it_is_seen(ranks: list[Formed], sessions: list[RunningSession]) -> None:
-    server = ranks[0].discovery.stores.server
-    for each in sessions:
+def test_made_process_group_counts_before_it_is_seen(two: Two) -> None:
+    for each in two.sessions:
         each.group_stands()
-    assert server is not None
-    assert not server.held
+    assert not two.server.held
 
 
 def test_standing_process_group_is_reported_at_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "WATCH_STANDING_SECONDS", 60.0)
     monkeypatch.setattr(discovery, "LINGER_SECONDS", 60.0)  # nor for the end of the member's UDP sockets
     with formed() as ranks:
-        assert [RunningSession(*rank) for rank in ranks]
-        host = ranks[0].discovery.host
-        assert host is not None
+        two = Two(ranks, group)
         group.stands = True
-        until(lambda: ranks[0].discovery.ask(lambda: host.registrar.seats.all_ready))
+        until(lambda: two.loop0.ask(lambda: two.host.registrar.seats.all_ready))
 
 
-def test_a_job_ends_with_its_process_group(ranks: list[Formed], sessions: list[RunningSession], group: Group) -> None:
-    group.stands = True
-    for each in sessions:
+def test_a_job_ends_with_its_process_group(two: Two) -> None:
+    two.group.stands = True
+    for each in two.sessions:
         each.group_stands()
-    assert len(sessions[1].roster()) == 2
-    group.stands = False
-    membership = ranks[1].discovery.membership
-    assert membership is not None
-    until(lambda: not membership.connected)
-    fails_soon(sessions[1], "rank 0 has ended its job|its session has ended")
+    assert len(two.rank1.roster()) == 2
+    two.group.stands = False
+    until(lambda: not two.membership.connected)
+    fails_at_once(two.rank1.roster, "rank 0 has ended its job|its session has ended")
 
 
 def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,66 +238,43 @@ def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytes
 # --- rank 0 is lost before there is a process group -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("says_so", "level"), [(True, "INFO"), (False, "ERROR")])
 def test_a_rank_zero_that_goes_before_the_process_group_is_named(
-    sessions: list[RunningSession], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    two: Two, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, says_so: bool, level: str
 ) -> None:
-    assert sessions[1].host_lost_error is None
-    assert [each.loss() for each in sessions] == [None, None]
+    """A job without a process group may have done its work, if its rank 0 says good-bye."""
+    lost = "rank 0 was lost after the job had formed"
+    assert [each.loss() for each in two.sessions] == [None, None]
     monkeypatch.setattr(session, "LOSS_NOTICED_SECONDS", 30.0)
+    if not says_so:
+        monkeypatch.setattr(member, "RETURN_SECONDS", 0.1)
+        monkeypatch.setattr(Host, "close", lambda _host, _reason: None)
     caplog.set_level(logging.INFO, "mingle")
-    sessions[0].close(failing=True)
-    assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())
+    two.rank0.close(failing=True)
+    assert lost in str(two.rank1.loss())
+    assert lost in str(two.rank1.host_lost_error)
     until(lambda: [record for record in caplog.records if "was lost" in record.message])  # it is said last
-    assert sessions[1].host_lost_error is not None
-    assert {record.levelname for record in caplog.records if "was lost" in record.message} == {"INFO"}
-    assert "rank 0 was lost after the job had formed" in str(sessions[1].host_lost_error)
-    assert f"pid {os.getpid()}: it ended its session: an exception ended it" in caplog.text
+    assert {record.levelname for record in caplog.records if "was lost" in record.message} == {level}
+    assert (f"pid {os.getpid()}: it ended its session: an exception ended it" in caplog.text) is says_so
 
 
-def test_a_rank_zero_that_dies_before_the_process_group_is_an_error_in_the_log(
-    sessions: list[RunningSession], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(member, "RETURN_SECONDS", 0.1)
-    monkeypatch.setattr(session, "LOSS_NOTICED_SECONDS", 30.0)
-    monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
-    sessions[0].close(failing=True)
-    assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())
-    until(lambda: [record for record in caplog.records if "was lost" in record.message])  # it is said last
-    assert {record.levelname for record in caplog.records if "was lost" in record.message} == {"ERROR"}
-
-
-def test_a_rank_zero_that_goes_after_it_is_no_loss(
-    sessions: list[RunningSession], ranks: list[Formed], group: Group
-) -> None:
-    group.stands = True
-    sessions[1].group_stands()
-    sessions[0].close(failing=False)
-    membership = ranks[1].discovery.membership
-    assert membership is not None
-    until(lambda: not membership.connected)
-    assert sessions[1].host_lost_error is None
+def test_a_rank_zero_that_goes_after_it_is_no_loss(two: Two) -> None:
+    two.group.stands = True
+    two.rank1.group_stands()
+    two.rank0.close(failing=False)
+    until(lambda: not two.membership.connected)
+    assert two.rank1.host_lost_error is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_thread_that_dies_is_told_at_once_wherever_somebody_waits(
-    ranks: list[Formed], sessions: list[RunningSession], rank: int
-) -> None:
-    mine, died = sessions[rank], threading.Event()
-
-    def die() -> None:
-        died.set()
-        raise ZeroDivisionError("a riddle")
-
-    ranks[rank].discovery.call(die)
-    assert died.wait(30)
-    until(lambda: ranks[rank].discovery.failure)
-    started = time.monotonic()
+def test_a_thread_that_dies_is_told_at_once_wherever_somebody_waits(two: Two, rank: int) -> None:
+    mine, loop = two.sessions[rank], two.ranks[rank].discovery
+    loop.call(lambda: 1 // 0)
+    until(lambda: loop.failure)
     for ask in (mine.group_stands, mine.roster, partial(mine.entry, 60)):
-        with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
-            ask()
-        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        error = fails_at_once(ask, "ended by an unforeseen ZeroDivisionError")
+        assert isinstance(error.__cause__, ZeroDivisionError)
     assert isinstance(mine.loss(), MingleError)
-    assert time.monotonic() - started < AT_ONCE
     mine.close(failing=True)
 
 
@@ -345,51 +288,21 @@ def test_a_proof_that_is_looked_at_again_is_given_up_when_the_thread_dies(
         waits.set()
         raise ConnectionRefusedError(111, "Connection refused")
 
-    with formed(2, enters=True) as ranks:
-        waiting = RunningSession(*ranks[1])
+    with formed(enters=True) as ranks, ThreadPoolExecutor(1) as pool:
+        two = Two(ranks, group)
         monkeypatch.setattr(store, "connect_plainly", never)
-        with ThreadPoolExecutor(1) as pool:
-            entry = pool.submit(waiting.entry, 60)
-            assert waits.wait(30)
-            ranks[1].discovery.call(lambda: 1 // 0)
-            error = entry.exception(30)
-        assert "unforeseen ZeroDivisionError" in str(error)
-        assert isinstance(error.__cause__, ZeroDivisionError)  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("stands", [False, True])
-def test_blocked_store_call_fails_when_the_members_thread_dies(
-    group: Group, stands: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is torch's call, which nothing else ends; unless the process group stands, and the job trains."""
-    with formed(2, enters=True) as ranks, ThreadPoolExecutor(1) as pool:
-        sessions = [RunningSession(*rank) for rank in ranks]
-        entry = sessions[1].entry(60)
-        assert entry is not None
-        handle, discovery, server = entry[0], ranks[1].discovery, ranks[0].discovery.stores.server
-        assert server is not None
-        held = server.handle
-        assert held is not None
-        monkeypatch.setattr(store.StoreServer, "abort", lambda _: None)  # the host's, which is slower
-        if stands:
-            group.stands = True
-            until(lambda: discovery.group_stands)
-        blocked = pool.submit(handle.get, "a key")
-        discovery.call(lambda: 1 // 0)
-        until(lambda: discovery.failure is not None and discovery.driver.udp.transport is None)
-        if stands:
-            held.set("a key", "a value")
-            assert blocked.result(30) == b"a value"
-        else:
-            with pytest.raises(RuntimeError):
-                blocked.result(30)
+        entry = pool.submit(two.rank1.entry, 60)
+        assert waits.wait(30)
+        two.loop1.call(lambda: 1 // 0)
+        error = fails_at_once(partial(entry.result, 30), "unforeseen ZeroDivisionError")
+    assert isinstance(error.__cause__, ZeroDivisionError)
 
 
 # --- what torch is handed -------------------------------------------------------------------------------------------
 
 
 def test_torch_is_handed_the_connection_by_which_the_store_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect, connected = store.connect, []
+    connect, connected = store.connect, list[store.StoreClient]()
 
     def counted(*place: Any) -> store.StoreClient:
         connected.append(connect(*place))
@@ -412,11 +325,9 @@ def test_torch_is_handed_the_connection_by_which_the_store_was_proved(monkeypatc
         assert [each.entry(5) for each in sessions[1:]] == [None, None], "it is handed out once"
 
 
-def test_where_nobody_wants_a_process_group_no_connection_is_kept(
-    ranks: list[Formed], sessions: list[RunningSession]
-) -> None:
-    assert ranks[1].discovery.stores.client is None
-    assert sessions[1].entry(60) is None
+def test_where_nobody_wants_a_process_group_no_connection_is_kept(two: Two) -> None:
+    assert two.loop1.stores.client is None
+    assert two.rank1.entry(60) is None
 
 
 def test_a_proof_of_the_store_that_is_not_fresh_any_more_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,29 +343,25 @@ def test_a_proof_of_the_store_that_is_not_fresh_any_more_is_looked_at(monkeypatc
     monkeypatch.setattr(store, "await_server", counted)
     with formed(3, enters=True) as ranks:
         sessions = [RunningSession(*rank) for rank in ranks]
-        place = ranks[0].formation.store_address, ranks[0].formation.store_port
         assert sessions[1].entry(60) is not None
-        assert looked == [place]
+        assert looked == [(ranks[0].formation.store_address, ranks[0].formation.store_port)]
         sessions[0].close(failing=True)
-        with pytest.raises(MingleError, match="rank 0 was lost after the job had formed"):
-            sessions[2].entry(60)
+        fails_at_once(partial(sessions[2].entry, 60), "rank 0 was lost after the job had formed")
 
 
 # --- whether it goes on --------------------------------------------------------------------------------------------
 
 
-def test_a_job_goes_on_with_its_own_process_group_alone(
-    group: Group, ranks: list[Formed], sessions: list[RunningSession], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine, present, loop = sessions[1], Group(), ranks[1].discovery
+def test_a_job_goes_on_with_its_own_process_group_alone(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, present, group = two.rank1, Group(), two.group
     monkeypatch.setattr(process_group, "current", lambda: present if group.stands else None)
     assert mine.goes_on, "a group can still be made"
     group.stands = True
     mine.group_stands()
-    until(lambda: loop.group_stands)
+    until(lambda: two.loop1.group_stands)
     assert mine.goes_on
-    loop.call(lambda: 1 // 0)
-    until(lambda: loop.failure is not None)
+    two.loop1.call(lambda: 1 // 0)
+    until(lambda: two.loop1.failure is not None)
     assert mine.goes_on, "the group stands whatever becomes of the thread"
     group.stands = False
     assert not mine.goes_on
@@ -471,117 +378,78 @@ def test_a_job_goes_on_with_its_own_process_group_alone(
         (False, False, True, "an exception ended it"),
         (False, True, True, "its process group could not be made"),
         (False, True, False, "its process group could not be made"),
-        (False, False, False, ""),
-        (True, True, True, ""),
+        (False, False, False, None),
+        (True, True, True, None),
     ],
 )
 def test_a_member_that_fails_before_its_process_group_stands_is_a_loss(
-    ranks: list[Formed],
-    sessions: list[RunningSession],
-    group: Group,
-    monkeypatch: pytest.MonkeyPatch,
-    stands: bool,
-    awaits_group: bool,
-    failing: bool,
-    reason: str,
+    two: Two, monkeypatch: pytest.MonkeyPatch, stands: bool, awaits_group: bool, failing: bool, reason: str | None
 ) -> None:
     """Rank 0's store is closed then: otherwise the other ranks would wait for this one until torch's timeout."""
-    host, server = ranks[0].discovery.host, ranks[0].discovery.stores.server
-    assert host is not None
-    assert server is not None
     losses: list[str] = []
-    monkeypatch.setattr(ranks[0].discovery, "say", lambda _level, text, _error=None: losses.append(text))
-    sessions[1].awaits_group = awaits_group
-    group.stands = stands
-    sessions[1].close(failing=failing)
-    until(lambda: ranks[0].discovery.ask(lambda: host.registrar.seats.all_left))
-    assert [text for text in losses if "rank 1" in text and reason in text and "its store is closed" in text] == losses
-    assert bool(losses) == bool(reason)
-    assert not (reason and server.held)
+    monkeypatch.setattr(two.loop0, "say", lambda _level, text, _error=None: losses.append(text))
+    two.rank1.awaits_group = awaits_group
+    two.group.stands = stands
+    two.rank1.close(failing=failing)
+    until(lambda: two.loop0.ask(lambda: two.host.registrar.seats.all_left))
+    if reason is None:
+        assert losses == []
+    else:
+        (loss,) = losses
+        for part in ("rank 1", reason, "its store is closed"):
+            assert part in loss
+        assert not two.server.held
 
 
 # --- the end --------------------------------------------------------------------------------------------------------
 
 
-def test_closing_ends_everything_once(ranks: list[Formed], sessions: list[RunningSession]) -> None:
-    ended: list[int] = []
-    port = ranks[0].formation.store_port
-    for number in (1, 0):
-        sessions[number].on_close = partial(ended.append, number)
-        sessions[number].close(failing=False)
-    assert ended == [1, 0]
-    until(lambda: not answers(port))
-
-
 @pytest.mark.parametrize("failing", [True, False])
 def test_a_close_that_continues_after_an_interrupt_does_not_ask_the_loop_that_has_ended(
-    ranks: list[Formed], sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch, failing: bool
+    two: Two, monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
     """The interpreter's exit would wait 10 s for an answer."""
     ended: list[str] = []
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    group.stands = True
-    sessions[1].group_stands()
-    sessions[0].group_stands()
-    sessions[0].on_close = interrupt
+    two.group.stands = True
+    for each in two.sessions:
+        each.group_stands()
+    two.rank0.on_close = raising(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        sessions[0].close(failing=failing)
-    monkeypatch.setattr(ranks[0].discovery, "ask", lambda _: pytest.fail("the loop is asked"))
-    sessions[0].on_close = lambda: ended.append("closed")
-    sessions[0].close(failing=False)
+        two.rank0.close(failing=failing)
+    monkeypatch.setattr(two.loop0, "ask", lambda _: pytest.fail("the loop is asked"))
+    two.rank0.on_close = partial(ended.append, "closed")
+    two.rank0.close(failing=False)
     assert ended == ["closed"]
 
 
-def test_closing_at_the_same_time_is_closing_once(ranks: list[Formed], sessions: list[RunningSession]) -> None:
+def test_closing_at_the_same_time_is_closing_once(two: Two) -> None:
     """``job.close()`` in one thread and a new call, or the interpreter's exit, in another."""
     ended: list[int] = []
-    for number, each in enumerate(sessions):
+    for number, each in enumerate(two.sessions):
         each.on_close = partial(ended.append, number)
     held = threading.Event()
-    ranks[1].discovery.call(lambda: until(held.is_set))  # its thread ends only when all of them wait for it
+    two.loop1.call(lambda: until(held.is_set))  # its thread ends only when all of them wait for it
     with ThreadPoolExecutor(4) as pool:
-        closing = [pool.submit(each.close, failing=False) for each in (sessions[1], sessions[0]) for _ in range(2)]
+        closing = [pool.submit(each.close, failing=False) for each in (two.rank1, two.rank0) for _ in range(2)]
         until(lambda: all(call.running() or call.done() for call in closing))
         held.set()
         for call in closing:
             call.result(30)
     assert sorted(ended) == [0, 1]
+    until(lambda: not answers(two.server.port))
 
 
-@needs_fork
-@forks
-def test_a_forked_child_does_nothing_to_its_parents_session(sessions: list[RunningSession]) -> None:
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_does_nothing_to_its_parents_session(two: Two) -> None:
     told: list[str] = []
-    sessions[0].on_close = lambda: told.append("closed")
+    two.rank0.on_close = partial(told.append, "closed")
 
     def child() -> str:
-        with pytest.raises(MingleError, match="this process is a fork of the rank") as refused:
-            sessions[1].roster()
-        assert "forked process" in str(refused.value.cause)
-        for each in sessions:
+        error = fails_at_once(two.rank1.roster, "this process is a fork of the rank")
+        for each in two.sessions:
             each.close(failing=False)
             each.close(failing=True)
-        return f"closed nothing {told}"
+        return f"{'forked process' in str(error.cause)} {told}"
 
-    assert in_child(child) == "closed nothing []"
-    assert [len(each.roster()) for each in sessions] == [2, 2]
-
-
-# --- alone ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_interrupt_while_the_thread_of_a_rank_alone_is_started_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPython can turn it into a RuntimeError, see `detached.start`."""
-
-    def interrupted(_: threading.Thread) -> None:
-        try:
-            raise KeyboardInterrupt
-        finally:
-            threading.Lock().release()
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        mingle.discover(job_name("interrupted"), rank=0, world_size=1)
+    assert in_child(child) == "True []"
+    assert [len(each.roster()) for each in two.sessions] == [2, 2]
