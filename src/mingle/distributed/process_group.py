@@ -202,7 +202,8 @@ def check_arguments(group: GroupArguments) -> None:
 def _check_device(given: Any) -> None:
     """Check that a device is an accelerator of this machine, with its index, as `init_process_group` demands."""
     torch = sys.modules["torch"]
-    there = torch.accelerator.current_accelerator()
+    # Where there is none, torch 2.6 raises, and a later one names what it was built for.
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     kind, index = (there and there.type, given) if isinstance(given, int) else (given.type, given.index)
     if there is not None and kind == there.type and index is not None and index < torch.accelerator.device_count():
         return

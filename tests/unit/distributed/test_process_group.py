@@ -140,6 +140,7 @@ def test_a_value_of_nccl_in_gloos_variable(monkeypatch: pytest.MonkeyPatch, back
 def test_a_device_is_one_of_this_machine_with_its_index(
     monkeypatch: pytest.MonkeyPatch, device: object, taken: bool
 ) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     if taken:
