@@ -109,6 +109,7 @@ def check_options(backend: str | None, options: Mapping[str, Any]) -> None:
         ({"group_name": 5}, "group_name=5 has the wrong type"),
         ({"device_id": "cuda:0"}, "device_id='cuda:0' has the wrong type"),
         ({"device_id": True}, "device_id=True has the wrong type"),
+        ({"device_id": 0}, "device_id=0 is no device of this machine"),
         ({"device_id": torch.device("cpu")}, "is no device of this machine"),
     ],
 )
