@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -49,95 +50,91 @@ def test_a_path_that_does_not_answer_shows_before_a_short_deadline() -> None:
 
 
 def test_a_path_that_leads_to_another_rank_is_a_fault() -> None:
-    with contextlib.closing(control.Server(1)) as server:
+    with closing(control.Server(1)) as server:
         there = ProbedRank(1, "127.0.0.1", server.port, server.token)
         tried = probes.Probes(None, None, [structs.replace(there, rank=0), there])  # type: ignore[arg-type,list-item]
         assert tried.path(peer=1, seconds=60) == ""
         assert "rank 1 answers there" in tried.path(peer=0, seconds=60)
 
 
-@pytest.mark.parametrize(("visible", "ids"), [(0, ["", ""]), (1, ["GPU-0", "GPU-0"]), (2, ["GPU-0", "GPU-1"])])
-def test_a_rank_names_the_gpu_that_it_would_use(monkeypatch: pytest.MonkeyPatch, visible: int, ids: list[str]) -> None:
-    monkeypatch.delenv("NCCL_HOSTID", raising=False)
-    monkeypatch.setattr(probes, "_DRIVER", Path("/nowhere"))
-    monkeypatch.setattr(probes.dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
-    assert [probes.gpu(local_rank) for local_rank in range(2)] == [(each, "") for each in ids]
+# --- GPUs ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_gpu_of_a_machine_that_nccl_knows_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an ID each, two ranks can share a GPU."""
-    monkeypatch.setenv("NCCL_HOSTID", "one")
-    monkeypatch.setattr(probes, "has_gpu", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-0"))
-    assert probes.gpu(0) == ("one GPU-0", "")
+def fails(_device: object) -> SimpleNamespace:
+    raise torch.cuda.DeferredCudaCallError("CUDA call failed lazily at initialization")
 
 
-@pytest.mark.parametrize("built", [True, False])
-def test_the_driver_is_loaded_before_torch_uses_it(monkeypatch: pytest.MonkeyPatch, *, built: bool) -> None:
-    done: list[str] = []
-    library = SimpleNamespace(cuInit=lambda flags: done.append(f"cuInit {flags}") or 0)
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
-    monkeypatch.setattr(probes.ctypes, "CDLL", {"libcuda.so.1": library}.__getitem__)
-    monkeypatch.setattr(probes, "has_gpu", lambda: done.append("torch"))
-    probes.Probes(SimpleNamespace(local_rank=0), None, []).gpu()  # type: ignore[arg-type]
-    assert done == (["cuInit 0", "torch"] if built else ["torch"])
+def named(device: torch.device) -> SimpleNamespace:
+    return SimpleNamespace(uuid=f"GPU-{device.index}")
 
 
 @pytest.mark.parametrize(
-    ("error", "driver", "reason"),
+    ("visible", "properties", "machine", "driver", "gpu", "why"),
     [
-        (999, True, "has a GPU whose driver fails (CUDA error 999)"),
-        (probes.NO_DEVICE, True, "torch was asked"),
-        (34, False, "torch was asked"),  # a stub, as images have it
+        pytest.param(0, named, "", False, "", "", id="none"),
+        pytest.param(0, named, "", True, "", "sees no GPU beside its NVIDIA driver", id="hidden"),
+        pytest.param(1, named, "", True, "GPU-0", "", id="the one that a launcher shows each rank"),
+        pytest.param(2, named, "", True, "GPU-1", "", id="the one of its local rank"),
+        # With a machine's ID each, two ranks can share a GPU.
+        pytest.param(1, named, "one", True, "one GPU-0", "", id="on a machine that NCCL knows by another name"),
+        pytest.param(1, fails, "", True, "", "sees a GPU that fails (DeferredCudaCallError", id="broken"),
     ],
 )
-def test_a_driver_that_fails_is_not_loaded_once_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, error: int, driver: bool, reason: str
+def test_a_rank_names_the_gpu_that_it_would_use_or_says_why_it_uses_none(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    visible: int,
+    properties: Callable[[torch.device], SimpleNamespace],
+    machine: str,
+    driver: bool,
+    gpu: str,
+    why: str,
 ) -> None:
-    monkeypatch.setattr(probes, "load_driver", lambda: error)
-    monkeypatch.setattr(probes, "gpu", lambda _: ("", "torch was asked"))
+    monkeypatch.setenv("NCCL_HOSTID", machine)
     monkeypatch.setattr(probes, "_DRIVER", tmp_path if driver else tmp_path / "none")
-    assert probes.Probes(SimpleNamespace(local_rank=0), None, []).gpu() == ("", reason)  # type: ignore[arg-type]
+    monkeypatch.setattr(probes.dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    found, reason = probes.gpu(1)
+    assert found == gpu
+    assert reason.startswith(why)
+    assert bool(reason) == bool(why)
 
 
-def test_a_machine_without_a_driver_has_none_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(probes.ctypes, "CDLL", missing)
-    assert probes.load_driver() == 0
-
-
-@pytest.mark.parametrize("driver", [True, False])
-def test_a_gpu_that_this_torch_can_not_use_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, driver: bool
+@pytest.mark.parametrize(
+    ("built", "answer", "driver", "torch_is_asked"),
+    [
+        pytest.param(True, 0, True, True, id="loaded"),
+        pytest.param(False, 999, True, True, id="not loaded for a torch that would not use it"),
+        pytest.param(True, None, False, True, id="no driver to load"),
+        pytest.param(True, 999, True, False, id="failed, and torch would load it once more"),
+        pytest.param(True, probes.NO_DEVICE, True, True, id="no device"),
+        pytest.param(True, 34, False, True, id="a stub, as images have it"),
+    ],
+)
+def test_the_driver_is_loaded_before_torch_uses_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: bool, answer: int | None, driver: bool, torch_is_asked: bool
 ) -> None:
-    monkeypatch.setattr(probes, "has_gpu", lambda: False)
-    monkeypatch.setattr(probes, "_DRIVER", device := tmp_path / "nvidiactl")
-    if driver:
-        device.touch()
-    assert probes.gpu(0) == (
-        "",
-        "sees no GPU beside its NVIDIA driver (CUDA_VISIBLE_DEVICES, or a torch without CUDA)" if driver else "",
-    )
+    """torch's own call holds the GIL, so that the rank could neither answer nor be stopped by Ctrl-C."""
+    done: list[str] = []
 
+    def library(name: str) -> SimpleNamespace:
+        if answer is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return SimpleNamespace(cuInit=lambda flags: done.append("driver") or answer)
 
-def test_a_gpu_that_fails_is_none_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_device: object) -> None:
-        raise torch.cuda.DeferredCudaCallError("CUDA call failed lazily at initialization")
+    def torch_s_own(_local_rank: int) -> tuple[str, str]:
+        done.append("torch")
+        return "", ""
 
-    monkeypatch.setattr(probes, "has_gpu", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
-    assert probes.gpu(0) == (
-        "",
-        "sees a GPU that fails (DeferredCudaCallError: CUDA call failed lazily at initialization)",
-    )
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(probes.ctypes, "CDLL", library)
+    monkeypatch.setattr(probes, "_DRIVER", tmp_path if driver else tmp_path / "none")
+    monkeypatch.setattr(probes, "gpu", torch_s_own)
+    _, why = probes.Probes(SimpleNamespace(local_rank=0), None, []).gpu()  # type: ignore[arg-type]
+    assert done == ["driver"] * (built and answer is not None) + ["torch"] * torch_is_asked
+    assert (why == "") is torch_is_asked
 
 
 def test_torch_does_not_end_the_process_when_nccl_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,9 +144,8 @@ def test_torch_does_not_end_the_process_when_nccl_is_late(monkeypatch: pytest.Mo
     monkeypatch.setattr(probes.Probes, "_device", lambda *_: None)
     monkeypatch.setattr(probes.dist, "set_debug_level", lambda level: seen.update(level=level.name))
     monkeypatch.setattr(probes.dist, "init_process_group", lambda *_, **__: seen.update(os.environ))
-    job = SimpleNamespace(rank=0, world_size=2)
     timeouts: list[timedelta] = []
-    store = SimpleNamespace(set_timeout=timeouts.append)
+    job, store = SimpleNamespace(rank=0, world_size=2), SimpleNamespace(set_timeout=timeouts.append)
     probes.Probes(job, store, []).group(backend="nccl", seconds=1.0)  # type: ignore[arg-type]
     assert timeouts == [timedelta(seconds=1)], "another rank's failure must not block the store for longer"
     assert {seen[name] for name in probes.TORCH_NCCL} == {"0"}
