@@ -12,12 +12,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TypeAlias
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from msgspec import structs
 from rich.console import Console
 
 from mingle.check import command, conductor, probes, session
@@ -30,116 +32,167 @@ from tests.support.evidence import PATIENT, healthy, slow
 from tests.support.ports import free_udp_port
 
 
-def test_a_terminal_gets_the_tables_under_their_names(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def check(*words: str, **variables: str | None) -> Result:
+    return CliRunner().invoke(command.check, words, prog_name="mingle-check", env=variables)
+
+
+def drawn(draw: Callable[[Console], object]) -> str:
+    """Return what a terminal is sent."""
+    file = io.StringIO()
+    draw(Console(file=file, force_terminal=True, width=100, color_system="standard"))
+    return file.getvalue()
+
+
+# --- what is printed -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terminal", "parts"),
+    [
+        (True, ["bandwidth of all_reduce", "BUSBW MB/s", "links between the machines", "MB/s from", "healthy: "]),
+        (
+            False,
+            [
+                "COLLECTIVE\tDEVICE\tBYTES\tTIME us\tALGBW MB/s\tBUSBW MB/s\nall_reduce\t",
+                "LINK\tFROM\tTO\tRTT us\tMB/s\npair\t",
+                "healthy: ",
+            ],
+        ),
+    ],
+    ids=["terminal", "pipe"],
+)
+def test_a_report_names_its_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, parts: list[str]
 ) -> None:
     seen = healthy()
     seen.all_reduce = [Bandwidth("cpu", 4, 1e-4, 4e4, 6e4)]
-    monkeypatch.setattr(command.output, "is_terminal", lambda: True)
+    monkeypatch.setattr(command.output, "is_terminal", lambda: terminal)
     command.show_report(report_of(seen, [], 0.0))
     shown = capsys.readouterr().out
-    parts = ("bandwidth of all_reduce", "BUSBW MB/s", "links between the machines", "MB/s from", "healthy: ")
     places = [shown.index(part) for part in parts]
     assert places == sorted(places)
-
-
-def test_a_pipe_gets_the_names_and_units_of_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    seen = healthy()
-    seen.all_reduce = [Bandwidth("cpu", 4, 1e-4, 4e4, 6e4)]
-    command.show_report(report_of(seen, [], 0.0))
-    lines = capsys.readouterr().out.splitlines()
-    for names, kind in (
-        ("COLLECTIVE DEVICE BYTES TIME_us ALGBW_MB/s BUSBW_MB/s", "all_reduce"),
-        ("LINK FROM TO RTT_us MB/s", "pair"),
-    ):
-        above = lines.index(names.replace(" ", "\t").replace("_", " "))
-        assert lines[above + 1].split("\t")[0] == kind
-        assert len(lines[above + 1].split("\t")) == len(names.split())
 
 
 def test_a_terminal_gets_a_matrix_in_color() -> None:
     seen = healthy()
     slow((3, 1))(seen)
     seen.broken = {(0, 2): "no TCP connection"}
-    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
-    console.print(command.matrix(report_of(seen, [], 0.0)))
-    assert isinstance(console.file, io.StringIO)
-    drawn = console.file.getvalue()
-    assert "\x1b[1;31m100\x1b[0m" in drawn
-    assert drawn.count("\x1b[1;31mbroken\x1b[0m") == 2
-    assert "\x1b[32m1000\x1b[0m" in drawn
+    shown = drawn(lambda console: console.print(command.matrix(report_of(seen, [], 0.0))))
+    assert "\x1b[1;31m100\x1b[0m" in shown
+    assert shown.count("\x1b[1;31mbroken\x1b[0m") == 2
+    assert "\x1b[32m1000\x1b[0m" in shown
 
 
-@pytest.mark.parametrize(("defect", "status"), [("", 0), ("ValueError: no", 1)])
-def test_the_exit_status_says_whether_a_fault_was_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], defect: str, status: int
-) -> None:
-    seen = healthy()
-    seen.defect = defect
-    monkeypatch.setattr(session, "take_part", lambda *_given: report_of(seen, [], 0.0))
-    assert command.run(Arguments(job_id="j", rank=0, world_size=1), Options()) == status
-    assert ("FAULT: " in capsys.readouterr().out) is bool(status)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["correctness: broadcast on cpu", "bandwidth: all_reduce on cpu: 4 B", "bandwidth: all_reduce on cpu: 16 B"],
+        ["warning: the ranks are on 3 machines", "warning: the options differ"],
+    ],
+    ids=["a size replaces the last one", "each warning stays"],
+)
+def test_a_terminal_gets_a_line_for_each_step_with_its_time(steps: list[str]) -> None:
+    def draw(console: Console) -> None:
+        with command.steps(console) as show:
+            for step in steps:
+                show(step)
+
+    shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", drawn(draw)).replace("\r", "\n")
+    assert re.findall(r"0:00:\d\d (.*?)\s*$", shown, re.MULTILINE)[-2:] == [steps[0], steps[-1]]
 
 
-@pytest.mark.parametrize(("rank", "each_machine", "shown"), [(0, False, True), (1, False, False), (1, True, True)])
+@pytest.mark.parametrize(
+    ("rank", "each_machine", "shown", "defect"),
+    [
+        (0, False, True, ""),
+        (1, False, False, ""),
+        (1, False, False, "ValueError: no"),
+        (1, True, True, "ValueError: no"),
+    ],
+)
 def test_under_a_launcher_one_rank_prints_and_by_hand_one_on_each_machine(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, each_machine: bool, shown: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: int,
+    each_machine: bool,
+    shown: bool,
+    defect: str,
 ) -> None:
     job = SimpleNamespace(rank=rank, local_rank=0, world_size=2, local_world_size=1, num_nodes=2, job_id="j")
+    report = report_of(structs.replace(healthy(), defect=defect), [], 0.0)
     monkeypatch.setattr("mingle.distributed.rendezvous.discover", lambda _arguments: contextlib.nullcontext(job))
-    monkeypatch.setattr(session, "take_part", lambda *_given: report_of(healthy(), [], 0.0))
-    assert command.run(Arguments(), Options(), nnodes=3, per_node=8, each_machine=each_machine) == 0
+    monkeypatch.setattr(session, "take_part", lambda *_given: report)
+    assert command.run(Arguments(), Options(), nnodes=3, per_node=8, each_machine=each_machine) == bool(defect)
     said = capsys.readouterr()
     assert bool(said.out) is shown
+    assert ("FAULT: " in said.out) is (shown and bool(defect))
     assert ("--nnodes 3 was given, and the ranks are on 2 machines" in said.err) is shown
     assert ("--nproc-per-node 8 was given, and the launcher has started 1 rank here" in said.err) is shown
 
 
+# --- the command line ----------------------------------------------------------------------------------------------
+
+
+Given: TypeAlias = list[tuple[Arguments, Options]]
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Given:
+    """Give what the check is run with; it is healthy."""
+    seen: Given = []
+    monkeypatch.setattr(command, "run", lambda *arguments, **_more: seen.append(arguments) or 0)
+    return seen
+
+
 @pytest.mark.parametrize(
-    ("variables", "arguments", "ranks"),
+    ("variables", "words", "expected"),
     [
-        # one of the processes that another one has started
-        ({"_MINGLE_CHECK_LOCAL": "1"}, ["--nnodes", "2", "--nproc-per-node", "3"], 6),
-        # As everywhere: a template sets a variable that it has no value for.
-        ({"RANK": ""}, ["--nnodes", "2"], 2),
+        pytest.param({"RANK": ""}, [], {"world_size": 2}, id="an empty variable of a template is none"),
+        pytest.param(
+            {"_MINGLE_CHECK_LOCAL": "1"}, ["--nproc-per-node", "3"], {"world_size": 6}, id="a further process"
+        ),
+        pytest.param({}, [], {"seconds": 20.0, "discovery_timeout": None}, id="the time limit of each step"),
+        pytest.param(
+            {}, ["--timeout", "3"], {"seconds": 3.0, "discovery_timeout": None}, id="and not of the discovery"
+        ),
     ],
 )
-def test_the_ranks_are_those_of_all_processes_of_all_machines(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], arguments: list[str], ranks: int
+def test_a_check_is_run_with_what_was_asked_for(
+    given: Given, variables: dict[str, str], words: list[str], expected: dict[str, object]
 ) -> None:
-    given: list[int | None] = []
-    monkeypatch.setattr(command, "run", lambda arguments, *_given, **_more: given.append(arguments.world_size) or 0)
-    told = CliRunner().invoke(command.check, arguments, env=variables)
-    assert told.exit_code == 0, told.stderr
-    assert given == [ranks]
+    assert check("--nnodes", "2", *words, **variables).exit_code == 0
+    ((arguments, options),) = given
+    asked = structs.asdict(arguments) | structs.asdict(options)
+    assert {name: asked[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "words",
     [
         [],
-        ["--nnodes", "0"],
         ["--nnodes", "2", "--max-size", "3"],
         ["--nnodes", "2", "--max-size", "900G"],
-        ["--nnodes", "2", "--backend", "mpi"],
         ["--nnodes", "1", "--timeout", "0.5"],
         ["--nnodes", "1", "--timeout", "1e13"],
         ["--nnodes", "1", "--backend", "nccl"],
     ],
+    ids=" ".join,
 )
-def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_usage_is_told_before_the_first_packet(
+    words: list[str], given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(probes, "has_gpu", lambda: False)
-    told = CliRunner().invoke(command.check, arguments, prog_name="mingle-check")
+    told = check(*words)
     assert told.exit_code == 2
     assert "mingle-discover" not in told.output
+    assert not given
 
 
 def test_a_driver_that_hangs_is_told_before_the_first_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(conductor, "GPU_SECONDS", 0.1)
     monkeypatch.setattr(probes, "load_driver", answers.wait)
-    arguments = ["--nnodes", "1", "--backend", "nccl", "--timeout", "1"]
-    told = CliRunner().invoke(command.check, arguments, prog_name="mingle-check")
+    told = check("--nnodes", "1", "--backend", "nccl", "--timeout", "1")
     answers.set()
     assert told.exit_code == 2
     assert "the GPU driver of this machine has not answered in 1 s" in told.output
@@ -156,34 +209,38 @@ def test_a_driver_that_hangs_is_told_before_the_first_packet(monkeypatch: pytest
     ],
 )
 def test_the_checks_of_two_users_do_not_meet(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], user: str | None, expected: str
+    given: Given,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    user: str | None,
+    expected: str,
 ) -> None:
-    given: list[str] = []
-    monkeypatch.setattr(command, "run", lambda arguments, *_options, **_more: given.append(arguments.job_id) or 0)
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_111)
     if user:
         monkeypatch.setattr("pwd.getpwuid", lambda _number: SimpleNamespace(pw_name=user))
-    told = CliRunner().invoke(command.check, ["--nnodes", "2"], env={"USER": None, **environ})
+    told = check("--nnodes", "2", **{"USER": None, **environ})
     assert told.exit_code == 0
-    assert given == [expected]
+    assert [arguments.job_id for arguments, _ in given] == [expected]
     assert ("--job-id" in told.stderr) is (not environ or "USER" in environ)
 
 
-@pytest.mark.parametrize("timeout", [None, "3"])
-def test_the_timeout_is_that_of_a_step_and_not_of_the_discovery(
-    monkeypatch: pytest.MonkeyPatch, timeout: str | None
+@pytest.mark.parametrize("local", ["", "1"])
+def test_an_error_on_a_machine_with_several_processes_is_one_json_object(
+    monkeypatch: pytest.MonkeyPatch, local: str
 ) -> None:
-    given: dict[str, Any] = {}
-
-    def run(arguments: Arguments, options: Options, **_more: Any) -> int:
-        given.update(limit=arguments.discovery_timeout, seconds=options.seconds)
-        return 0
+    def run(*_given: object, **_more: object) -> int:
+        raise InterfaceError("no interface")
 
     monkeypatch.setattr(command, "run", run)
-    arguments = ["--nnodes", "2", *(["--timeout", timeout] if timeout else [])]
-    assert CliRunner().invoke(command.check, arguments).exit_code == 0
-    assert given["seconds"] == float(timeout or 20)
-    assert given["limit"] is None
+    told = check("--nnodes", "2", "--json", _MINGLE_CHECK_LOCAL=local or None)
+    assert told.exit_code == 1
+    assert told.stderr.splitlines()[-1] == "mingle-check: no interface"
+    assert bool(told.stdout) is not bool(local)
+    if not local:
+        assert json.loads(told.stdout)["command"] == "check"
+
+
+# --- the further processes of a machine ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -208,7 +265,7 @@ def test_a_signal_ends_the_processes_of_this_machine(
     monkeypatch.setattr(command, "run", lambda *_given, **_more: signal.raise_signal(number))
     before = signal.signal(signal.SIGTERM, command._terminate)
     try:
-        told = CliRunner().invoke(command.check, ["--nnodes", "2", "--nproc-per-node", "2"])
+        told = check("--nnodes", "2", "--nproc-per-node", "2")
     finally:
         signal.signal(signal.SIGTERM, before)
     assert told.exit_code == 128 + number
@@ -223,54 +280,13 @@ def test_a_signal_ends_the_processes_of_this_machine(
     indirect=["further"],
 )
 def test_processes_that_were_started_before_a_failure_end(further: subprocess.Popen[bytes], status: int) -> None:
-    told = CliRunner().invoke(command.check, ["--nnodes", "2", "--nproc-per-node", "4"])
+    told = check("--nnodes", "2", "--nproc-per-node", "4")
     assert further.returncode == -signal.SIGTERM
     assert told.exit_code == status
     assert ("the other ranks of this machine can't be started" in told.output) is (status == 1)
 
 
-@pytest.mark.parametrize("local", ["", "1"])
-def test_an_error_on_a_machine_with_several_processes_is_one_json_object(
-    monkeypatch: pytest.MonkeyPatch, local: str
-) -> None:
-    def run(*_given: object, **_more: object) -> int:
-        raise InterfaceError("no interface")
-
-    monkeypatch.setattr(command, "run", run)
-    if local:
-        monkeypatch.setenv("_MINGLE_CHECK_LOCAL", local)
-    told = CliRunner().invoke(command.check, ["--nnodes", "2", "--json"], prog_name="mingle-check")
-    assert told.exit_code == 1
-    assert told.stderr.splitlines()[-1] == "mingle-check: no interface"
-    assert bool(told.stdout) is not bool(local)
-    if not local:
-        assert json.loads(told.stdout)["command"] == "check"
-
-
-def last_lines(steps: list[str]) -> list[str]:
-    """Return what a terminal shows of these steps at the end."""
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with command.steps(console) as show:
-        for step in steps:
-            show(step)
-    assert isinstance(console.file, io.StringIO)
-    drawn = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "\n")
-    return re.findall(r"0:00:\d\d (.*?)\s*$", drawn, re.MULTILINE)[-2:]
-
-
-def test_a_terminal_gets_a_line_for_each_step_with_its_time() -> None:
-    steps = ["correctness: broadcast on cpu", "bandwidth: all_reduce on cpu: 4 B", "bandwidth: all_reduce on cpu: 16 B"]
-    assert last_lines(steps) == ["correctness: broadcast on cpu", "bandwidth: all_reduce on cpu: 16 B"]
-
-
-def test_a_terminal_keeps_each_warning() -> None:
-    warnings = ["warning: the ranks are on 3 machines", "warning: the options differ"]
-    assert last_lines(warnings) == warnings
-
-
 BY_HAND = [sys.executable, "-m", "mingle.check.command", "--nnodes=1", "--nproc-per-node=2"]
-
-
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 
 
