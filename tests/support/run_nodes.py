@@ -16,6 +16,8 @@ from tests.support.ports import free_udp_port
 COMMAND = (sys.executable, "-m", "mingle.run.command")
 SAY = "echo $$ > pid{node_rank}; "
 """What a program says for `Nodes.started`."""
+WAIT = "until test -e go; do sleep 0.05; done; "
+"""What a program does until `Nodes.go`."""
 
 
 def one(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -71,6 +73,10 @@ class Nodes:
             for stream in readable:
                 errors[stream] += os.read(stream.fileno(), 65536)
 
+    def go(self) -> None:
+        """Let the programs go on that wait."""
+        (self.folder / "go").touch()
+
     def ended(self, seconds: float = 60) -> list[tuple[int, str, str]]:
         """Return status, output and errors of each."""
         done = []
@@ -78,6 +84,10 @@ class Nodes:
             output, errors = process.communicate(timeout=seconds)
             done.append((process.returncode, output, errors))
         return done
+
+    def statuses(self) -> list[int]:
+        """Return the status of each."""
+        return [status for status, _, _ in self.ended()]
 
 
 def has_ended(pid: int) -> bool:

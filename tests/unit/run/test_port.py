@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,12 +17,12 @@ import pytest
 from click.testing import CliRunner
 
 from mingle.engine import store
-from mingle.engine.store import connect_plainly
+from mingle.engine.store import StoreServer, connect_plainly
 from mingle.errors import ConfigurationError
 from mingle.run import port
 from mingle.run.command import run
 from tests.support.bystanders import command_environment, patched_path
-from tests.support.run_nodes import Nodes
+from tests.support.run_nodes import WAIT, Nodes
 
 if TYPE_CHECKING:
     from mingle.engine.driver import Driver
@@ -30,7 +31,7 @@ PATIENT = "import mingle.network.inspection as inspection\ninspection.HOLDER_SEC
 """Run first in a process that looks for the holder of a port."""
 
 
-def test_a_fixed_port_that_is_taken_is_wrong_usage_and_its_holder_is_named() -> None:
+def test_a_fixed_port_that_is_taken_is_wrong_usage_on_node_0_and_its_holder_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1]
         code = f"{PATIENT}import mingle.run.port as port; port.reserve({number})"
@@ -39,11 +40,9 @@ def test_a_fixed_port_that_is_taken_is_wrong_usage_and_its_holder_is_named() -> 
         )
         assert f"ConfigurationError: the program can't listen on port {number} (MASTER_PORT)" in done.stderr
         assert f"pid {os.getpid()}" in done.stderr
-        words = ["--nnodes", "2", "--master-port", str(number), "--", "true"]
-        assert CliRunner().invoke(run, words).exit_code == 2
-        # Only node 0 needs the port.
-        words = ["--nnodes", "2", "--node-rank", "1", "-t", "0.1", "--master-port", str(number), "--", "true"]
-        assert CliRunner().invoke(run, words).exit_code == 1
+        for place, status in (([], 2), (["--node-rank", "0"], 2), (["--node-rank", "1"], 1)):
+            words = ["--nnodes", "2", *place, "-t", "0.1", "--master-port", str(number), "--", "true"]
+            assert CliRunner().invoke(run, words).exit_code == status
 
 
 def test_a_fixed_port_that_only_root_may_open_is_held_by_no_other_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,33 +68,31 @@ def test_the_port_is_none_that_the_kernel_gives_to_outgoing_connections(
     port.reserve(None).close()
 
 
-def test_more_machines_reach_the_port_than_the_kernel_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "BACKLOG", 0)  # a queue of one place
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreServer]:
+    """Give the port of node 0, whose kernel queues one caller."""
+    monkeypatch.setattr(port, "BACKLOG", 0)
     monkeypatch.setattr(port, "END_SECONDS", 30.0)
     monkeypatch.setattr(store, "CONNECT_SECONDS", 30.0)
-    keeper = port.PortKeeper(cast("Driver", None), cast("Any", None), port=None)
-    server = keeper.open("127.0.0.1", b"session")
-    try:
-        for _ in range(4):
-            connect_plainly(server.address, server.port).close()
-    finally:
-        server.release()
+    server = port.PortKeeper(cast("Driver", None), cast("Any", None), port=None).open("127.0.0.1", b"session")
+    yield server
+    server.release()
     assert "mingle-port" not in {thread.name for thread in threading.enumerate()}
-    port.reserve(server.port).close()
 
 
-def test_a_caller_that_does_not_hang_up_leaves_the_port_free_for_a_program_without_options(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(port, "END_SECONDS", 30.0)
-    monkeypatch.setattr(store, "CONNECT_SECONDS", 30.0)
-    keeper = port.PortKeeper(cast("Driver", None), cast("Any", None), port=None)
-    server = keeper.open("127.0.0.1", b"session")
-    with connect_plainly(server.address, server.port) as caller, socket.socket() as program:
+def test_more_machines_reach_the_port_than_the_kernel_queues(opened: StoreServer) -> None:
+    for _ in range(4):
+        connect_plainly(opened.address, opened.port).close()
+    opened.release()
+    port.reserve(opened.port).close()
+
+
+def test_a_caller_that_does_not_hang_up_leaves_the_port_free_for_a_program_without_options(opened: StoreServer) -> None:
+    with connect_plainly(opened.address, opened.port) as caller, socket.socket() as program:
         with pytest.raises(ConnectionResetError):
             caller.recv(1)
-        server.release()
-        program.bind((server.address, server.port))
+        opened.release()
+        program.bind((opened.address, opened.port))
 
 
 def test_a_port_that_is_held_refuses_connections_and_every_other_program() -> None:
@@ -137,17 +134,11 @@ def test_the_port_is_free_on_node_0_before_any_program_starts(nodes: Nodes) -> N
 
 def test_a_port_that_another_program_took_is_named(nodes: Nodes) -> None:
     """The program of node 0 can't bind it, and mingle-run says who holds it."""
-    nodes.start(
-        "--",
-        "sh",
-        "-c",
-        "echo {master_port} > pid0; until test -e go; do sleep 0.05; done; exit 9",
-        count=1,
-        PYTHONPATH=patched_path(nodes.folder, PATIENT),
-    )
+    path = patched_path(nodes.folder, PATIENT)
+    nodes.start("--", "sh", "-c", f"echo {{master_port}} > pid0; {WAIT} exit 9", count=1, PYTHONPATH=path)
     (number,) = nodes.started()
     with socket.create_server(("127.0.0.1", number)):
-        (nodes.folder / "go").touch()
+        nodes.go()
         ((status, _, errors),) = nodes.ended()
     assert status == 9
     assert f"the program can't listen on port {number} (MASTER_PORT) of this machine" in errors
