@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,40 +13,35 @@ from pathlib import Path
 import pytest
 
 from mingle.cli.options import FAILED
-from mingle.errors import MingleError
-from mingle.run.addresses import private_directory
+from mingle.errors import ConfigurationError, MingleError
 from mingle.run.program import Interrupted, Program
 from tests.support.bystanders import command_environment, patched_path
 from tests.support.loopback import until
 from tests.support.ports import free_udp_port
-from tests.support.run_nodes import COMMAND, SAY, Nodes, has_ended, one, state
+from tests.support.run_nodes import COMMAND, SAY, WAIT, Nodes, has_ended, state
+
+# --- the start -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("program", "content", "status", "text"),
+    ("content", "arguments", "error", "cause"),
     [
-        ("text", "nothing that a kernel starts", 1, "can't be started: Exec format error"),
-        ("crlf", "#!/bin/sh\r\n", 1, "the interpreter in its first line does not exist"),
-        ("crlf-{node_rank}", "", 2, "crlf-0' is not there"),
+        pytest.param("nothing that a kernel starts", [], MingleError, "a script without `#!`", id="text"),
+        pytest.param("#!/bin/sh\r\n", [], MingleError, "the interpreter in its first line does not exist", id="crlf"),
+        pytest.param("#!/bin/sh\n", ["x" * 200_000], MingleError, "a limit of the system", id="too long a line"),
+        # A placeholder can make the name, so the command line has not looked.
+        pytest.param(None, [], ConfigurationError, "a mistyped name", id="not there"),
     ],
 )
 def test_cause_names_why_a_program_can_not_start(
-    tmp_path: Path, program: str, content: str, status: int, text: str
+    tmp_path: Path, content: str | None, arguments: list[str], error: type[MingleError], cause: str
 ) -> None:
-    (tmp_path / program).write_text(content, newline="")
-    (tmp_path / program).chmod(0o755)
-    done = one("--nnodes", "1", "--", f"{tmp_path}/{program}")
-    assert done.returncode == status
-    assert text in done.stderr
-
-
-def test_a_limit_that_keeps_a_program_from_its_start_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_arguments: object, **_more: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    with pytest.raises(MingleError, match="a limit of the system"):
-        Program().start(["true"], os.environ)
+    program = tmp_path / "program"
+    if content is not None:
+        program.write_text(content, newline="")
+        program.chmod(0o755)
+    with pytest.raises(error, match=cause):
+        Program().start([str(program), *arguments], os.environ)
 
 
 def test_the_program_gets_no_socket_and_no_signal_mask_of_ours_and_what_we_inherited() -> None:
@@ -85,23 +78,7 @@ def test_the_program_gets_no_socket_and_no_signal_mask_of_ours_and_what_we_inher
         os.close(write)
 
 
-def group_exists(pid: int) -> bool:
-    try:
-        os.killpg(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_a_program_that_ignores_sigterm_is_killed_with_its_children(nodes: Nodes) -> None:
-    stubborn = f"trap '' TERM; {SAY} (trap '' TERM; echo > child{{node_rank}}; while :; do sleep 0.1; done) & wait"
-    head = f"{SAY} until test -e child1 -a -e child2; do sleep 0.05; done; kill -9 $$"
-    path = patched_path(nodes.folder, "import mingle.run.program as program\nprogram.GRACE_SECONDS = 0.5\n")
-    nodes.start("--head", f"sh -c '{head}'", "--", "sh", "-c", stubborn, PYTHONPATH=path)
-    pids = nodes.started()
-    done = nodes.ended()
-    assert [status for status, _, _ in done] == [128 + signal.SIGKILL] * 3
-    until(lambda: not any(map(group_exists, pids)))  # who adopted the children reaps them later
+# --- its signals ---------------------------------------------------------------------------------------------------
 
 
 def test_other_signals_are_handed_on(nodes: Nodes) -> None:
@@ -109,7 +86,7 @@ def test_other_signals_are_handed_on(nodes: Nodes) -> None:
     nodes.started()
     for process in nodes.processes:
         process.send_signal(signal.SIGUSR1)
-    assert [status for status, _, _ in nodes.ended()] == [0, 0]
+    assert nodes.statuses() == [0, 0]
 
 
 def test_a_program_is_suspended_and_continued_with_mingle_run(nodes: Nodes) -> None:
@@ -124,7 +101,7 @@ def test_a_program_is_suspended_and_continued_with_mingle_run(nodes: Nodes) -> N
     go = os.open(nodes.folder / "go", os.O_RDWR)
     try:
         os.write(go, b"\n\n")
-        assert [status for status, _, _ in nodes.ended()] == [0, 0]
+        assert nodes.statuses() == [0, 0]
     finally:
         os.close(go)
 
@@ -163,80 +140,14 @@ def test_an_ignored_signal_stays_ignored(nodes: Nodes) -> None:
     """As nohup has it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        nodes.start("--", "sh", "-c", SAY + "until test -e go; do sleep 0.05; done", count=2)
+        nodes.start("--", "sh", "-c", SAY + WAIT, count=2)
     finally:
         signal.signal(signal.SIGHUP, before)
     nodes.started()
     for process in nodes.processes:
         process.send_signal(signal.SIGHUP)
-    (nodes.folder / "go").touch()
+    nodes.go()
     assert [(status, errors) for status, _, errors in nodes.ended()] == [(0, "")] * 2
-
-
-def test_leftovers_of_a_failed_program_are_ended(nodes: Nodes) -> None:
-    """Also in a session of its own, as the workers of a torchrun that was killed."""
-    nodes.start("--", "sh", "-c", "setsid sleep 100 & echo $! > pid{node_rank}; kill -9 $$", count=1)
-    assert nodes.ended()[0][0] == 128 + signal.SIGKILL
-    assert has_ended(*nodes.started())
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_leftovers_of_an_interrupted_program_are_ended(nodes: Nodes, count: int) -> None:
-    script = "trap 'exit 0' TERM; setsid sleep 100 >/dev/null 2>&1 & echo $! > pid{node_rank}; wait"
-    nodes.start("--", "sh", "-c", script, count=count)
-    sleepers = nodes.started()
-    nodes.processes[0].send_signal(signal.SIGTERM)
-    assert nodes.ended()[0][0] == 0
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in sleepers))
-
-
-def test_orphans_are_reaped_while_the_program_runs(nodes: Nodes) -> None:
-    orphan = "(sh -c 'echo $$ > orphan; until test -e go; do sleep 0.05; done' &)"
-    nodes.start("--", "sh", "-c", f"{orphan}; echo $$ > pid0; until test -e end; do sleep 0.05; done", count=1)
-    nodes.started()
-    until(lambda: (nodes.folder / "orphan").exists() and (nodes.folder / "orphan").read_text())
-    pid = int((nodes.folder / "orphan").read_text())
-    assert state(pid) != "Z"
-    (nodes.folder / "go").touch()
-    until(lambda: not Path(f"/proc/{pid}").exists())
-    (nodes.folder / "end").touch()
-    assert nodes.ended()[0][0] == 0
-
-
-def test_a_stopped_program_is_continued_to_end_and_its_good_end_is_no_success(nodes: Nodes) -> None:
-    stopped = f"trap 'exit 0' TERM; {SAY} kill -STOP $$; while :; do sleep 0.05; done"
-    failing = f"{SAY} until test -e go; do sleep 0.05; done; exit 3"
-    nodes.start("--head", f"sh -c '{failing}'", "--", "sh", "-c", stopped, count=2)
-    pids = nodes.started()
-    until(lambda: state(pids[1]) == "T")
-    (nodes.folder / "go").touch()
-    assert [status for status, _, _ in nodes.ended()] == [3, 1]
-
-
-def test_a_program_that_takes_no_signal_is_pointed_out_once_and_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As one of another user."""
-
-    def refuse(_group: int, _number: int) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    program = Program()
-    with monkeypatch.context() as patched, program.signals():
-        patched.setattr("mingle.run.program.GRACE_SECONDS", 0.1)
-        patched.setattr("mingle.run.program._KILLED_SECONDS", 0.1)
-        patched.setattr(os, "killpg", refuse)
-        program.start(["sleep", "100"], os.environ)
-        signal.raise_signal(signal.SIGWINCH)  # of a terminal, which asks for nothing
-        assert not caplog.messages
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        assert program.end() == FAILED
-        assert program.status is None
-    (message,) = caplog.messages
-    assert "takes no signal from mingle-run" in message
-    assert "sudo kill" in message
-    assert program.end() == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -252,42 +163,120 @@ def test_a_signal_that_was_passed_on_is_named_once(trap: str, how: str, tmp_path
     assert program.how_ended() == how
 
 
+def test_a_signal_that_is_held_back_ends_the_command_once_what_is_made_will_be_removed() -> None:
+    program, made = Program(), list[str]()
+
+    def make() -> None:
+        with program.held_back():
+            signal.raise_signal(signal.SIGTERM)
+            made.append("directory")
+
+    with program.signals(), pytest.raises(Interrupted, match="SIGTERM"):
+        make()
+    assert made == ["directory"]
+
+
+# --- its end, and what it leaves behind ------------------------------------------------------------------------------
+
+
+def group_exists(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_program_that_ignores_sigterm_is_killed_with_its_children(nodes: Nodes) -> None:
+    stubborn = f"trap '' TERM; {SAY} (trap '' TERM; echo > child{{node_rank}}; while :; do sleep 0.1; done) & wait"
+    head = f"{SAY} until test -e child1 -a -e child2; do sleep 0.05; done; kill -9 $$"
+    path = patched_path(nodes.folder, "import mingle.run.program as program\nprogram.GRACE_SECONDS = 0.5\n")
+    nodes.start("--head", f"sh -c '{head}'", "--", "sh", "-c", stubborn, PYTHONPATH=path)
+    pids = nodes.started()
+    assert nodes.statuses() == [128 + signal.SIGKILL] * 3
+    until(lambda: not any(map(group_exists, pids)))  # who adopted the children reaps them later
+
+
+def test_a_stopped_program_is_continued_to_end_and_its_good_end_is_no_success(nodes: Nodes) -> None:
+    stopped = f"trap 'exit 0' TERM; {SAY} kill -STOP $$; while :; do sleep 0.05; done"
+    nodes.start("--head", f"sh -c '{SAY} {WAIT} exit 3'", "--", "sh", "-c", stopped, count=2)
+    pids = nodes.started()
+    until(lambda: state(pids[1]) == "T")
+    nodes.go()
+    assert nodes.statuses() == [3, 1]
+
+
+@pytest.mark.parametrize("how", ["fails", "SIGTERM", "SIGTERM of two"])
+def test_leftovers_of_a_program_that_fails_or_is_interrupted_are_ended(nodes: Nodes, how: str) -> None:
+    """Also in a session of its own, as the workers of a torchrun that was killed."""
+    leave = "trap 'exit 0' TERM; setsid sleep 100 >/dev/null 2>&1 & echo $! > pid{node_rank}; "
+    end = "kill -9 $$" if how == "fails" else "wait"
+    nodes.start("--", "sh", "-c", leave + end, count=2 if how == "SIGTERM of two" else 1)
+    sleepers = nodes.started()
+    if how != "fails":
+        nodes.processes[0].send_signal(signal.SIGTERM)
+    assert nodes.statuses()[0] == (128 + signal.SIGKILL if how == "fails" else 0)
+    assert all(map(has_ended, sleepers))
+
+
+def test_orphans_are_reaped_while_the_program_runs(nodes: Nodes) -> None:
+    orphan = f"(sh -c 'echo $$ > orphan; {WAIT}' &)"
+    nodes.start("--", "sh", "-c", f"{orphan}; {SAY} until test -e end; do sleep 0.05; done", count=1)
+    nodes.started()
+    until(lambda: (nodes.folder / "orphan").exists() and (nodes.folder / "orphan").read_text())
+    pid = int((nodes.folder / "orphan").read_text())
+    assert state(pid) != "Z"
+    nodes.go()
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    (nodes.folder / "end").touch()
+    assert nodes.statuses() == [0]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mingle.run.program.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("mingle.run.program._KILLED_SECONDS", 0.1)
+
+
+def refuse(_process: int, _number: int) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_program_that_takes_no_signal_is_pointed_out_once_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of another user."""
+    program = Program()
+    with monkeypatch.context() as patched, program.signals():
+        patched.setattr(os, "killpg", refuse)
+        program.start(["sleep", "100"], os.environ)
+        signal.raise_signal(signal.SIGWINCH)  # of a terminal, which asks for nothing
+        assert not caplog.messages
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert program.end() == FAILED
+        assert program.status is None
+    (message,) = caplog.messages
+    assert "takes no signal" in message
+    assert program.end() == 128 + signal.SIGTERM
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_leftover_that_takes_no_signal_is_pointed_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As the `sudo` of a shell that was ended."""
-
-    def refuse(_pid: int, _number: int) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr("mingle.run.program.GRACE_SECONDS", 0.1)
-    monkeypatch.setattr("mingle.run.program._KILLED_SECONDS", 0.1)
     program = Program()
     program.start(["false"], os.environ)
     program.wait()
     with subprocess.Popen(["sleep", "100"], start_new_session=True) as leftover:
         with monkeypatch.context() as patched:
             patched.setattr(os, "kill", refuse)
-            status = program.end()
+            assert program.end() == 1
         leftover.kill()
-    assert status == 1
-    assert [message.splitlines()[0] for message in caplog.messages] == [
-        f"process {leftover.pid} of the command takes no signal from mingle-run: Operation not permitted."
-    ]
-
-
-def test_the_children_of_what_became_mingle_run_are_not_the_programs(tmp_path: Path) -> None:
-    line = shlex.join([*COMMAND, "--nnodes", "1", "--", "false"])
-    done = subprocess.run(
-        ["sh", "-c", f"sleep 100 >/dev/null 2>&1 & echo $!; exec {line}"],
-        env=command_environment(29499),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 1, done.stderr
-    os.kill(int(done.stdout), signal.SIGKILL)  # raises if it has ended
+    (message,) = caplog.messages
+    assert message.startswith(f"process {leftover.pid} of the command takes no signal")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells what a program leaves behind")
@@ -304,29 +293,6 @@ def test_the_helpers_of_mingle_run_are_not_the_programs() -> None:
 def test_daemons_that_a_program_leaves_behind_live_on(nodes: Nodes) -> None:
     """As Ray's `ray start` has it."""
     nodes.start("--", "sh", "-c", "sleep 100 >/dev/null 2>&1 & echo $! > pid{node_rank}", count=2)
-    assert [status for status, _, _ in nodes.ended()] == [0, 0]
+    assert nodes.statuses() == [0, 0]
     for pid in nodes.started():
         os.kill(pid, signal.SIGKILL)  # raises if it has ended
-
-
-def enter_private_directory(program: Program) -> None:
-    with contextlib.ExitStack() as stack:
-        with program.held_back():
-            stack.enter_context(private_directory())
-        pytest.fail("the signal has not come")
-
-
-def test_signal_while_the_directory_is_made_ends_the_command_once_it_will_be_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    genuine, program = os.mkdir, Program()
-
-    def mkdir(path: str, mode: int = 0o777) -> None:
-        genuine(path, mode)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(os, "mkdir", mkdir)
-    with program.signals(), pytest.raises(Interrupted, match="SIGTERM"):
-        enter_private_directory(program)
-    assert not list(tmp_path.iterdir())
