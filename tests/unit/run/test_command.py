@@ -22,7 +22,7 @@ from mingle.run.program import Program
 from mingle.run.session import NodeSession
 from tests.support.bystanders import command_environment
 from tests.support.loopback import until
-from tests.support.run_nodes import SAY, Nodes, has_ended, one
+from tests.support.run_nodes import SAY, WAIT, Nodes, has_ended, one
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,10 @@ from tests.support.run_nodes import SAY, Nodes, has_ended, one
         (["--nnodes", "2", "--head", "echo '", "--", "true"], "can't be split into words"),
         (["--nnodes", "2", "--head", " ", "--", "true"], "--head is empty"),
         (["--nnodes", "2", "--", "no-such-program"], "the program 'no-such-program' is not there"),
-        (["--nnodes", "2", "--head", "no-such-program", "--", "true"], "the program 'no-such-program' is not there"),
         (["--nnodes", "2", "--", "/tmp"], "the program '/tmp' is not there"),
+        (["--nnodes", "2", "--", "/etc/passwd"], "is not executable"),
         (["--nnodes", "1", "--mlx", "--", "true"], "--mlx needs --nnodes 2 or more"),
+        (["--nnodes", "2", "--node-rank", "0", "--", "true"], "--node-rank=0 contradicts Kubernetes Indexed Job's"),
     ],
     ids=" ".join,
 )
@@ -47,16 +48,10 @@ def test_bad_input_is_wrong_usage_before_a_packet(words: list[str], text: str, m
         raise AssertionError("a socket was opened")
 
     monkeypatch.setattr(socket, "socket", never)
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
     done = CliRunner().invoke(run, words)
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     assert text in done.stderr
-
-
-def test_a_node_rank_of_the_environment_is_checked_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
-    done = CliRunner().invoke(run, ["--nnodes", "2", "--node-rank", "0", "--", "true"])
-    assert (done.exit_code, done.stdout) == (2, ""), done.output
-    assert "--node-rank=0 contradicts Kubernetes Indexed Job's" in done.stderr
 
 
 def test_a_job_id_of_the_environment_that_is_too_long_is_not_blamed_on_the_option(
@@ -66,11 +61,12 @@ def test_a_job_id_of_the_environment_that_is_too_long_is_not_blamed_on_the_optio
     done = CliRunner().invoke(run, ["--nnodes", "2", "--", "true"])
     assert done.exit_code == 2
     assert "mingle-run- with MINGLE_JOB_ID='mingle-run-xxx" in done.stderr
-    assert "is 267 bytes long in UTF-8" in done.stderr
     assert "--job-id" not in done.stderr
 
 
-def test_machines_on_which_another_line_is_typed_have_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Give the job ids with which machines begin to look for each other."""
     found: list[str] = []
 
     def meet(wanted: Settings, *_given: object, **_more: object) -> int:
@@ -78,6 +74,10 @@ def test_machines_on_which_another_line_is_typed_have_another_job(monkeypatch: p
         return 0
 
     monkeypatch.setattr("mingle.run.command._meet_and_run", meet)
+    return found
+
+
+def test_machines_on_which_another_line_is_typed_have_another_job(jobs: list[str]) -> None:
     lines = [
         ["--nnodes", "2", "--", "true"],
         ["--nnodes", "3", "--", "true"],
@@ -86,49 +86,28 @@ def test_machines_on_which_another_line_is_typed_have_another_job(monkeypatch: p
     ]
     for line in (*lines, *lines):
         assert CliRunner().invoke(run, line).exit_code == 0
-    assert len(set(found[:4])) == 4
-    assert found[4:] == found[:4]
-
-
-def test_a_file_without_the_right_to_execute_it_is_wrong_usage(tmp_path: Path) -> None:
-    script = tmp_path / "no-right"
-    script.touch()
-    done = CliRunner().invoke(run, ["--nnodes", "2", "--", str(script)])
-    assert done.exit_code == 2
-    assert "is not executable" in done.stderr
-    assert f"chmod +x {script}" in done.stderr
-
-
-def test_the_program_of_another_node_need_not_be_there() -> None:
-    for words in (["--node-rank", "0", "--head", "true", "--", "no-such"], ["--head", "no-such", "--", "true"]):
-        done = one("--nnodes", "1", *words)
-        assert done.returncode == (0 if "--node-rank" in words else 2), done.stderr
+    assert len(set(jobs[:4])) == 4
+    assert jobs[4:] == jobs[:4]
 
 
 @pytest.mark.parametrize(
-    ("variables", "status"),
-    [({}, 2), ({"MINGLE_NODE_RANK": "1"}, 0), ({"JOB_COMPLETION_INDEX": "1"}, 2)],
-    ids=["assigned", "by hand", "launched"],
+    ("variables", "words", "status"),
+    [
+        ({}, ["--head", "no-such-program", "--", "true"], 2),
+        ({}, ["--node-rank", "1", "--head", "no-such-program", "--", "true"], 0),
+        ({}, ["--node-rank", "0", "--head", "true", "--", "no-such-program"], 0),
+        ({"MINGLE_NODE_RANK": "1"}, ["--head", "no-such-program", "--", "true"], 0),
+        ({"JOB_COMPLETION_INDEX": "1"}, ["--head", "no-such-program", "--", "true"], 2),
+    ],
+    ids=["assigned", "node 1", "node 0", "by hand", "launched"],
 )
-def test_a_worker_by_environment_need_not_have_the_program_of_node_0(
-    variables: dict[str, str], status: int, monkeypatch: pytest.MonkeyPatch
+def test_the_program_of_another_node_need_not_be_there(
+    jobs: list[str], variables: dict[str, str], words: list[str], status: int
 ) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("mingle.run.command._meet_and_run", lambda *_given, **_more: 0)
-    done = CliRunner().invoke(run, ["--nnodes", "2", "--head", "no-such-program", "--", "true"])
+    done = CliRunner().invoke(run, ["--nnodes", "2", *words], env=variables)
     assert done.exit_code == status, done.output
     assert ("the program 'no-such-program' is not there" in done.stderr) == (status == 2)
-
-
-def test_help_and_version() -> None:
-    shown = CliRunner().invoke(run, ["-h"])
-    assert shown.exit_code == 0
-    assert shown.output.startswith("Usage: mingle-run --nnodes N [OPTIONS] -- COMMAND [ARG]...")
-    for option in ("--interface", "--peers", "--secret-file", "--timeout", "--head", "--keep-going", "--mlx"):
-        assert option in shown.output
-    assert "--json" not in shown.output
-    assert CliRunner().invoke(run, ["--version"]).output.startswith("mingle-run ")
+    assert bool(jobs) == (status == 0)
 
 
 def test_options_after_the_program_are_its_own() -> None:
@@ -136,15 +115,13 @@ def test_options_after_the_program_are_its_own() -> None:
     assert (done.returncode, done.stdout) == (0, "--nnodes 7 -h\n")
 
 
-def test_one_machine_needs_no_network() -> None:
-    done = one("--nnodes", "1", "--", "sh", "-c", "echo {master_addr} {node_rank} {nnodes} $NNODES; exit 7")
-    assert (done.returncode, done.stdout, done.stderr) == (7, "127.0.0.1 0 1 1\n", "")
-
-
-def test_one_machine_is_told_everybodys_address() -> None:
-    done = one("--nnodes", "1", "--", "sh", "-c", "echo {hosts} {hostports} {my_port}; cat {hostfile}")
-    hosts, hostports, own, listed = done.stdout.split()
-    assert (hosts, hostports, listed) == ("127.0.0.1", f"127.0.0.1:{own}", "127.0.0.1")
+def test_one_machine_needs_no_network_and_is_told_the_same_as_several() -> None:
+    words = "{master_addr} {node_rank} {nnodes} $NNODES {hosts} {my_port} {hostports}"
+    done = one("--nnodes", "1", "--", "sh", "-c", f"echo {words}; cat {{hostfile}}; exit 7")
+    *told, own, hostports, listed = done.stdout.split()
+    assert (done.returncode, done.stderr) == (7, "")
+    assert told == ["127.0.0.1", "0", "1", "1", "127.0.0.1"]
+    assert (hostports, listed) == (f"127.0.0.1:{own}", "127.0.0.1")
 
 
 def test_mingle_run_loads_neither_torch_nor_rich() -> None:
@@ -159,53 +136,52 @@ def test_mingle_run_loads_neither_torch_nor_rich() -> None:
 
 EVERYBODY = """\
 import json, os, socket, stat, sys
-hosts, hostfile, hostports, own, *place = sys.argv[1:]
-file, names = hostfile, ("MLX_RANK", "VLLM_HOST_IP", "SGLANG_HOST_IP", "HOST_IP")
-placed = [os.environ[name] for name in ("NODE_RANK", "NNODES", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")]
+own, hostfile, *place = sys.argv[1:]
 with socket.socket() as server:
     server.bind(("127.0.0.1", int(own)))  # without SO_REUSEADDR
-print(json.dumps({
-    "rank": int(os.environ["NODE_RANK"]), "hosts": hosts, "hostports": hostports, "own": own, "file": file,
-    "same": [os.environ["MINGLE_HOSTS"] == hosts, os.environ["MINGLE_HOSTFILE"] == hostfile],
-    "lines": open(file).read().splitlines(), "ring": json.load(open(os.environ["MLX_HOSTFILE"])),
-    "modes": [stat.S_IMODE(os.stat(path).st_mode) for path in (os.path.dirname(file), file)],
-    "told": [os.environ[name] for name in names], "nccl": os.environ["NCCL_SOCKET_IFNAME"],
-    "placed": placed, "place": place,
-}))
+modes = [stat.S_IMODE(os.stat(path).st_mode) for path in (os.path.dirname(hostfile), hostfile)]
+files = [open(hostfile).read().split(), json.load(open(os.environ["MLX_HOSTFILE"]))]
+print(json.dumps([own, hostfile, place, modes, files, dict(os.environ)]))
 """
 
 
 def test_every_machine_is_told_the_addresses_and_ports_of_all(nodes: Nodes, tmp_path: Path) -> None:
     (tmp_path / "everybody.py").write_text(EVERYBODY)
-    words = [sys.executable, "everybody.py", "{hosts}", "{hostfile}", "{hostports}", "{my_port}"]
-    words += ["{node_rank}", "{nnodes}", "{master_addr}", "{master_port}", "{interface}", "{address}"]
+    placeholders = "node_rank nnodes master_addr master_port interface address hosts hostports"
+    words = [sys.executable, "everybody.py", "{my_port}", "{hostfile}"]
+    words += [f"{{{name}}}" for name in placeholders.split()]
     nodes.start("--mlx", "--", *words, given=[None] * 3, TMPDIR=str(tmp_path), VLLM_HOST_IP="192.0.2.9", HOST_IP="")
     done = nodes.ended()
     assert [(status, errors) for status, _, errors in done] == [(0, "")] * 3
-    said = sorted((json.loads(output) for _, output, _ in done), key=lambda each: int(each["rank"]))
-    ports = [each["own"] for each in said]
+    said = sorted((json.loads(output) for _, output, _ in done), key=lambda each: int(each[2][0]))
+    ports = [own for own, *_ in said]
     assert len(set(ports)) == 3
-    (master_port,) = {each["place"][3] for each in said}
-    for rank, each in enumerate(said):
-        file = Path(each["file"])
-        assert file.parent.parent == tmp_path
-        assert not file.parent.exists()
-        placed = [str(rank), "3", "127.0.0.1", master_port, "lo"]
-        assert each == {
-            "rank": rank,
-            "placed": placed,
-            "place": [*placed, "127.0.0.1"],
-            "nccl": "=lo",
-            "own": ports[rank],
-            "file": str(file),
-            "hosts": "127.0.0.1,127.0.0.1,127.0.0.1",
-            "hostports": ",".join(f"127.0.0.1:{number}" for number in ports),
-            "same": [True, True],
-            "lines": ["127.0.0.1"] * 3,
-            "ring": [[f"127.0.0.1:{number}"] for number in ports],
-            "modes": [0o700, 0o600],
-            "told": [str(rank), "192.0.2.9", "127.0.0.1", "127.0.0.1"],
+    hosts, hostports = ["127.0.0.1"] * 3, [f"127.0.0.1:{port}" for port in ports]
+    master_port = said[0][2][3]
+    for rank, (_, hostfile, place, modes, files, environment) in enumerate(said):
+        assert place == [
+            *(str(rank), "3", "127.0.0.1", master_port, "lo", "127.0.0.1"),
+            *(",".join(hosts), ",".join(hostports)),
+        ]
+        expected = {
+            "NODE_RANK": str(rank),
+            "NNODES": "3",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": master_port,
+            "MINGLE_HOSTS": ",".join(hosts),
+            "MINGLE_HOSTFILE": hostfile,
+            "MLX_RANK": str(rank),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "=lo",
+            "VLLM_HOST_IP": "192.0.2.9",
+            "SGLANG_HOST_IP": "127.0.0.1",
+            "HOST_IP": "127.0.0.1",
         }
+        assert {name: environment.get(name) for name in expected} == expected
+        assert files == [hosts, [[each] for each in hostports]]
+        assert modes == [0o700, 0o600]
+        assert Path(hostfile).parent.parent == tmp_path
+        assert not Path(hostfile).parent.exists()
 
 
 @pytest.mark.parametrize("end", ["fails", "SIGTERM", pytest.param("SIGTERM before the start", marks=pytest.mark.slow)])
@@ -213,25 +189,16 @@ def test_the_host_file_is_gone_at_the_end(nodes: Nodes, tmp_path: Path, end: str
     def files() -> list[Path]:
         return list(tmp_path.glob("mingle-run-*"))
 
-    waits = end == "SIGTERM before the start"
-    given = [0] if waits else [0, 1]
-    nodes.start(
-        "--",
-        "sh",
-        "-c",
-        SAY + "until test -e go; do sleep 0.05; done; exit 5",
-        given=given,
-        count=2,
-        TMPDIR=str(tmp_path),
-    )
+    given = [0] if end == "SIGTERM before the start" else [0, 1]
+    nodes.start("--", "sh", "-c", f"{SAY} {WAIT} exit 5", given=given, count=2, TMPDIR=str(tmp_path))
     until(lambda: len(files()) == len(given), 60)
-    if not waits:
+    if len(given) == 2:
         nodes.started()
     if end == "fails":
-        (tmp_path / "go").touch()
+        nodes.go()
     else:
         nodes.processes[0].send_signal(signal.SIGTERM)
-    assert 0 not in [status for status, _, _ in nodes.ended()]
+    assert 0 not in nodes.statuses()
     assert files() == []
 
 
@@ -254,7 +221,7 @@ def test_an_error_during_the_good_bye_of_a_failed_command_keeps_its_status_and_e
     program.start(["sh", "-c", f"sleep 100 >/dev/null 2>&1 & echo $! > {tmp_path}/worker; exit 3"], os.environ)
     assert _attend(program, cast("NodeSession", BrokenSession()), keep_going=False) == 3
     until(lambda: has_ended(int((tmp_path / "worker").read_text())))
-    assert "mingle-run: the loop has ended\n  likely cause: a test" in capsys.readouterr().err
+    assert "mingle-run: the loop has ended" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2"])
