@@ -28,7 +28,6 @@ from .rank import report
 PORT = 29_499
 BAIT_PORT = 4_321
 _QUIET_SECONDS = 0.5
-_REPLAY_SECONDS = 0.02
 _BATCH = 256
 
 
@@ -44,45 +43,6 @@ def record(job_id: str, address: str) -> list[bytes]:
                 return heard
             if b"bye" in heard[-1]:
                 receiver.settimeout(_QUIET_SECONDS)
-
-
-def record_offers(job_id: str, address: str) -> list[bytes]:
-    """Return an OFFER of a job from after its seal and one from before it; reports ``listening``."""
-    found: dict[str, bytes] = {}
-    question = datagrams.encode(datagrams.List(job="", member=os.urandom(16)))
-    with _hearing(job_id, address) as receiver:
-        report("listening")
-        receiver.settimeout(_QUIET_SECONDS)
-        while len(found) < 2:
-            try:
-                untrusted = receiver.recv(2048)
-            except TimeoutError:  # a sealed host speaks when it is asked
-                receiver.sendto(question, (BROWSE_GROUP.ipv4, PORT))
-                continue
-            message = datagrams.decode(_unsigned(untrusted))
-            if isinstance(message, datagrams.Offer):
-                found[message.state] = untrusted
-    return [found["sealed"], found["open"]]
-
-
-def contradict(job_id: str, address: str, *, assigned: bool) -> list[bytes]:
-    """Return two OFFERs of one session of the attacker's: it is sealed, and it takes members."""
-    offer = datagrams.decode(forged_offer(job_id, address, random.Random(1)))
-    assert isinstance(offer, datagrams.Offer)
-    states: tuple[datagrams.State, ...] = ("sealed", "open")
-    return [datagrams.encode(msgspec.structs.replace(offer, state=each, assigned=assigned)) for each in states]
-
-
-def replay(job_id: str, address: str, offers: list[bytes], apart: float) -> None:
-    """Send each datagram for so many seconds, and begin again, until killed; reports ``replaying``."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
-        report("replaying")
-        while True:
-            for offer in offers:
-                for _ in range(int(apart / _REPLAY_SECONDS)):
-                    sender.sendto(offer, (job_group(job_id).ipv4, PORT))
-                    time.sleep(_REPLAY_SECONDS)
 
 
 def forged_offer(job_id: str, address: str, rng: random.Random) -> bytes:
@@ -118,7 +78,7 @@ def _unsigned(datagram: bytes) -> bytes:
     return bytes(plain)
 
 
-def ammunition(job_id: str, address: str, recorded: list[bytes], *, offers: bool, seed: int) -> list[bytes]:
+def ammunition(job_id: str, address: str, recorded: list[bytes], seed: int) -> list[bytes]:
     """Return what an attacker sends, mixed: forgeries, replays, unsigned copies, truncations, garbage."""
     rng = random.Random(seed)
     found: list[bytes] = []
@@ -130,15 +90,14 @@ def ammunition(job_id: str, address: str, recorded: list[bytes], *, offers: bool
         turned[rng.randrange(len(turned))] ^= 1 << rng.randrange(8)
         garbage = rng.randbytes(rng.randrange(1200))
         found += [cut, garbage, datagrams.MAGIC + garbage[:1190]]
-        if offers:
-            # Without a secret a signature says nothing, and these are OFFERs like any other.
-            found += [_signed_by_nobody(forged, rng), forged, replay, _unsigned(replay), bytes(turned)]
+        # Without a secret a signature says nothing, and these are OFFERs like any other.
+        found += [_signed_by_nobody(forged, rng), forged, replay, _unsigned(replay), bytes(turned)]
     return found
 
 
-def attack(job_id: str, address: str, recorded: list[bytes], *, offers: bool = True, seed: int = 0) -> None:
+def attack(job_id: str, address: str, recorded: list[bytes], seed: int = 0) -> None:
     """Send to the job's group as fast as possible, until killed; reports ``attacking``, then each second's count."""
-    shots = ammunition(job_id, address, recorded, offers=offers, seed=seed)
+    shots = ammunition(job_id, address, recorded, seed)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 0)

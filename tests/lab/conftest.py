@@ -5,14 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.levels import repeated
 
 from .lab import Lab, why_unavailable
 from .zygote_client import close_shared_zygote, shared_zygote
 
+if TYPE_CHECKING:
+    from .torchrun_jobs import MakeJob
+
 _HERE = Path(__file__).parent
 _failed = pytest.StashKey[bool]()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a scenario that is marked ``soak(times)`` so often in ``make soak``, and once on any other level."""
+    mark = metafunc.definition.get_closest_marker("soak")
+    if mark is not None and mark.args:
+        metafunc.parametrize("seed", repeated(1, soak=mark.args[0]), indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,6 +55,12 @@ def _zygote() -> Iterator[None]:
     close_shared_zygote()
 
 
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """The number of this run of the scenario, for what chance decides in it."""
+    return int(getattr(request, "param", 0))
+
+
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """A lab of the test's own; what its processes wrote and reported shows when the test fails."""
@@ -54,3 +73,12 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         yield made
         if request.node.stash.get(_failed, False):
             print(made.describe())
+
+
+@pytest.fixture
+def job() -> Iterator[MakeJob]:
+    """Makes jobs of torchrun."""
+    from .torchrun_jobs import jobs  # which imports torch, and not all directories that have the `lab` fixture need it
+
+    with jobs() as make:
+        yield make

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from .errors import LabError
 from .host import Host
@@ -105,6 +106,11 @@ class Lab:
         for index, network in enumerate(networks):
             host.attach(network, None if interfaces is None else interfaces[index])
         return host
+
+    def lan(self, count: int, ipv4: str | None = "10.77.0.0/24", **settings: Any) -> list[Host]:
+        """Make a network, with the settings of `network`, and so many hosts on it."""
+        network = self.network(ipv4, **settings)
+        return [self.host(network) for _ in range(count)]
 
     def split(self, network: Network, *groups: Collection[Host]) -> None:
         """Part a network: hosts of different groups hear nothing of each other; those in none hear all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import Host
@@ -16,7 +16,7 @@ PORT = 5000
 BUCKET = "place"
 
 
-def credentials(server: str, **more: str) -> dict[str, str]:
+def credentials(server: str) -> dict[str, str]:
     """Return the environment of a process that uses the server at this address, and asks nobody else."""
     return {
         "AWS_ENDPOINT_URL": f"http://{server}:{PORT}",
@@ -24,18 +24,14 @@ def credentials(server: str, **more: str) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "lab",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
-        **more,
     }
 
 
-def serve_s3(
-    answer_refusal: bool = False, objects: Callable[[], Mapping[str, bytes]] = dict, tell: bool = True
-) -> None:
+def serve_s3(answer_refusal: bool = False, tell: bool = True) -> None:
     """Serve S3 until killed.
 
     Args:
         answer_refusal: whether to answer every request as for credentials that are not valid.
-        objects: returns what lies in the bucket from the start on, by its key.
         tell: whether to report every request. A report blocks once a test has left some hundred of them unread.
     """
     import logging
@@ -68,18 +64,8 @@ def serve_s3(
     if not answer_refusal:
         with urlopen(Request(f"http://127.0.0.1:{PORT}/{BUCKET}", method="PUT", data=b"")):
             pass
-    put(objects())
     report("listening")
     threading.Event().wait()
-
-
-def put(objects: Mapping[str, bytes]) -> None:
-    """Put objects into the bucket of this process's server, without a request for each."""
-    from moto.core import DEFAULT_ACCOUNT_ID
-    from moto.s3.models import s3_backends
-
-    for key, content in objects.items():
-        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(BUCKET, key, content)
 
 
 def serve_silence() -> None:

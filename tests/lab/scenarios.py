@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import mingle
 
-from . import Host, Lab, Rank, leak_check, report
+from . import Host, Lab, RaisedError, Rank, leak_check, report
 
 R = TypeVar("R")
 FAULT = "could not be handled and was dropped"
@@ -45,12 +45,33 @@ def wait_for_log(rank: Rank[Any], text: str, timeout: float = TIMEOUT) -> None:
 
 def without_udp(lab: Lab, count: int) -> list[Host]:
     """Hosts between which no datagram passes."""
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(count)]
+    hosts = lab.lan(count)
     for host in hosts:
         for direction in ("in", "out"):
             host.drop("meta l4proto udp", direction)  # type: ignore[arg-type]
     return hosts
+
+
+def with_a_silent_name_server(lab: Lab, count: int) -> tuple[Host, list[Host]]:
+    """A name server that does not answer, and hosts that ask it: torch alone waits 10 s for it."""
+    silent, *hosts = lab.lan(count + 1)
+    silent.drop("udp dport 53")
+    for host in hosts:
+        host.resolver_file.write_text(f"nameserver {silent.address()}\n")
+    return silent, hosts
+
+
+def ranks_are(given: bool) -> str:
+    """The id of a test whose ranks are given, or assigned."""
+    return "given" if given else "assigned"
+
+
+def start_ranks(
+    hosts: Sequence[Host], job_id: str, *, given: bool = True, **arguments: Any
+) -> list[Rank[dict[str, Any]]]:
+    """Start `train` on each host, with ranks in this order or none."""
+    size = len(hosts)
+    return [host.start(train, job_id, rank if given else None, size, **arguments) for rank, host in enumerate(hosts)]
 
 
 def start_apart(hosts: Sequence[Host], seed: int, start: Callable[[int], Rank[R]]) -> list[Rank[R]]:
@@ -167,13 +188,21 @@ def end_session() -> None:
     rendezvous.end_session()
 
 
-def discover_only(job_id: str, rank: int, world_size: int, **arguments: Any) -> dict[str, Any]:
+def discover_only(job_id: str, rank: int | None, world_size: int, **arguments: Any) -> dict[str, Any]:
     """Find the others, then hold on until killed or told otherwise."""
     report_log()
     arguments.setdefault("discovery_timeout", TIMEOUT)
     with leak_check(), mingle.discover(job_id, rank=rank, world_size=world_size, **arguments) as job:
         report("formed", elapsed=job.elapsed)
         return describe(job)
+
+
+def describe_and_stay(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:
+    """Find the others, say what came of it, and hold on until killed."""
+    report_log()
+    with mingle.discover(job_id, rank=rank, world_size=world_size, discovery_timeout=TIMEOUT, **arguments) as job:
+        report("formed", **describe(job))
+        threading.Event().wait()
 
 
 def hold_back(job_id: str, rank: int, world_size: int, seconds: float) -> dict[str, Any]:
@@ -198,11 +227,32 @@ def hold(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:
         threading.Event().wait()
 
 
-def check(results: Sequence[dict[str, Any]], hosts: Sequence[Host], host_zero: Host) -> None:
-    """Every promise about a job that formed; ``hosts`` are those of the ranks, in order of rank."""
-    world_size = len(results)
+def timed(job_id: str, rank: int | None, world_size: int, **arguments: Any) -> None:
+    """Discover, and report how long it took until it failed."""
+    report("started")
+    started = time.monotonic()
+    try:
+        discover_only(job_id, rank, world_size, **arguments)
+    finally:
+        report("ended", seconds=time.monotonic() - started)
+
+
+def failure(rank: Rank[Any], timeout: float) -> RaisedError:
+    """The error of a rank that gave up, in time."""
+    error = rank.error(3 * timeout + 25)
+    assert rank.wait_for("ended")["seconds"] <= timeout + 15
+    return error
+
+
+def check(found: Sequence[dict[str, Any]], hosts: Sequence[Host], *, given: bool = True) -> None:
+    """Every promise about a job that formed; ``hosts`` are those of the results, in order of rank if it was given."""
+    if not given:
+        pairs = sorted(zip(found, hosts, strict=True), key=lambda pair: int(pair[0]["rank"]))
+        found, hosts = [result for result, _ in pairs], [host for _, host in pairs]
+        assert hosts == sorted(hosts, key=hosts.index), "the ranks of a host follow each other"
+    world_size = len(found)
     nodes: list[Host] = list(dict.fromkeys(hosts))
-    for rank, (result, host) in enumerate(zip(results, hosts, strict=True)):
+    for rank, (result, host) in enumerate(zip(found, hosts, strict=True)):
         here = [each for each in range(world_size) if hosts[each] is host]
         assert result["rank"] == rank
         assert result["sum"] == world_size * (world_size + 1) // 2
@@ -210,20 +260,21 @@ def check(results: Sequence[dict[str, Any]], hosts: Sequence[Host], host_zero: H
         assert result["local_world_size"] == len(here)
         assert result["node_rank"] == nodes.index(host)
         assert result["num_nodes"] == len(nodes)
-        assert result["members"] == results[0]["members"]
+        assert result["members"] == found[0]["members"]
         exported = result["exported"]
-        assert exported["MASTER_ADDR"] == result["master_addr"] == host_zero.address()
+        assert exported["MASTER_ADDR"] == result["master_addr"] == hosts[0].address()
         assert exported["GLOO_SOCKET_IFNAME"] == exported["TP_SOCKET_IFNAME"] == result["interface"]
         if len(nodes) > 1:
             assert result["interface"] == host.interface()
         assert result["address"] == host.address()
         assert exported["NCCL_SOCKET_IFNAME"] is None
         assert [exported["RANK"], exported["WORLD_SIZE"]] == [str(rank), str(world_size)]
-    for rank, member in enumerate(results[0]["members"]):
+        assert exported["LOCAL_RANK"] == str(result["local_rank"])
+    for rank, member in enumerate(found[0]["members"]):
         assert (member.rank, member.hostname, member.address) == (rank, hosts[rank].name, hosts[rank].address())
 
 
-def results(ranks: Sequence[Rank[dict[str, Any]]], timeout: float = 2 * TIMEOUT) -> list[dict[str, Any]]:
+def results(ranks: Sequence[Rank[R]], timeout: float = 2 * TIMEOUT) -> list[R]:
     """What all of them returned. None of them may have dropped input that it could not handle: that is a defect."""
     found = [rank.result(timeout) for rank in ranks]
     faults = [
@@ -231,3 +282,12 @@ def results(ranks: Sequence[Rank[dict[str, Any]]], timeout: float = 2 * TIMEOUT)
     ]
     assert faults == []
     return found
+
+
+def formed(ranks: Sequence[Rank[dict[str, Any]]], hosts: Sequence[Host], *, given: bool = True) -> float:
+    """Check that these ranks form a job, and return how long the slowest one took."""
+    found = results(ranks)
+    check(found, hosts, given=given)
+    seconds = sorted(round(float(result["elapsed"]), 3) for result in found)
+    print(f"formed after {seconds} s")
+    return seconds[-1]

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.levels import chosen, repeated, soaking
+from tests.support.levels import chosen, soaking
 
 from . import Lab
 from .checks import (
     FORMS,
+    SECONDS,
     SLOW,
     SLOW_SECONDS,
     TIMEOUT,
@@ -29,7 +30,7 @@ from .checks import (
 )
 from .processors import processor
 
-soak = pytest.mark.soak
+pytestmark = pytest.mark.timeout(240)
 
 
 def blamed(outcome: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
@@ -38,30 +39,19 @@ def blamed(outcome: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @pytest.mark.quick
-@soak
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=5))
-def test_healthy_hosts_raise_no_alarm(lab: Lab, seed: int) -> None:
-    reports = outcomes(start(hosts_of(lab, 4)))
-    note("healthy", seed, reports[0])
+@pytest.mark.soak(5)
+@pytest.mark.parametrize("load", [0, pytest.param(4, marks=pytest.mark.slow)])
+def test_healthy_hosts_raise_no_alarm(lab: Lab, load: int, seed: int) -> None:
+    hosts = hosts_of(lab, 4)
+    for _ in range(load):
+        hosts[0].run([sys.executable, "-c", "while True: pass"])
+    reports = outcomes(start(hosts))
+    note("healthy under load" if load else "healthy", seed, reports[0])
     assert [blamed(report) for report in reports] == [[]] * 4
     assert len([pair for pair in reports[0]["pairs"] if pair["rate"]]) == 12
     assert all(each["status"] == "ok" for each in reports[0]["steps"])
 
 
-@soak
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_healthy_hosts_raise_no_alarm_under_load(lab: Lab, seed: int) -> None:
-    hosts = hosts_of(lab, 4)
-    for _ in range(4):
-        hosts[0].run([sys.executable, "-c", "while True: pass"])
-    reports = outcomes(start(hosts))
-    note("healthy under load", seed, reports[0])
-    assert [blamed(report) for report in reports] == [[]] * 4
-
-
-@pytest.mark.timeout(240)
 def test_healthy_hosts_with_link_local_addresses_alone_raise_no_alarm(lab: Lab) -> None:
     """Two machines joined by one cable. The zone of such an address is the interface of the one that connects."""
     network = lab.network(None)
@@ -69,10 +59,8 @@ def test_healthy_hosts_with_link_local_addresses_alone_raise_no_alarm(lab: Lab) 
     assert [blamed(report) for report in outcomes(start(hosts))] == [[]] * 3
 
 
-@soak
-@pytest.mark.timeout(240)
+@pytest.mark.soak(3)
 @pytest.mark.parametrize("fault", chosen(["slow-direction"], soak=["slow-machine", "slow-pair"]))
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_slow_link_is_named(lab: Lab, fault: str, seed: int) -> None:
     hosts = hosts_of(lab, 4)
     if fault == "slow-machine":
@@ -88,9 +76,7 @@ def test_a_slow_link_is_named(lab: Lab, fault: str, seed: int) -> None:
     assert [blamed(report) for report in reports] == [[(fault, expected)]] * 4
 
 
-@soak
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
+@pytest.mark.soak(3)
 def test_lost_jumbo_frames_are_named(lab: Lab, seed: int) -> None:
     hosts = hosts_of(lab, 3)
     for host in hosts[1:]:
@@ -101,60 +87,58 @@ def test_lost_jumbo_frames_are_named(lab: Lab, seed: int) -> None:
     assert [blamed(report) for report in reports] == [[("mtu", ("node1", "node2"))]] * 3
 
 
-@soak
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("pair", chosen([(0, 2)], soak=[(1, 2)]), ids=str)
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_a_filter_after_the_job_has_formed_is_named(lab: Lab, tmp_path: Path, pair: tuple[int, int], seed: int) -> None:
+@pytest.mark.soak(3)
+@pytest.mark.parametrize(
+    ("pair", "seconds", "observed"),
+    [((0, 2), SECONDS, "the connection between them fell silent"), ((1, 2), 10.0, "no TCP connection")],
+    ids=["host and worker", "two workers"],
+)
+def test_a_filter_after_the_job_has_formed_is_named(
+    lab: Lab, tmp_path: Path, pair: tuple[int, int], seconds: float, observed: str, seed: int
+) -> None:
+    """Also with a short deadline."""
     hosts = hosts_of(lab, 3)
     one, other = (hosts[each] for each in pair)
-    ranks = start(hosts, hold="correctness: broadcast", until=str(tmp_path / "go"))
-    at_step(
-        ranks,
-        "correctness: broadcast",
-        tmp_path / "go",
-        lambda: other.drop(f"ip saddr {one.address()} meta l4proto tcp"),
-    )
+    step = "correctness: broadcast"
+    ranks = start(hosts, hold=step, until=str(tmp_path / "go"), seconds=seconds)
+    at_step(ranks, step, tmp_path / "go", lambda: other.drop(f"ip saddr {one.address()} meta l4proto tcp"))
     reports = outcomes(ranks)
     note(f"filter {pair}", seed, reports[0])
     assert [blamed(report) for report in reports] == [[("pair", (one.name, other.name))]] * 3
+    assert observed in reports[0]["verdicts"][0]["observation"]
 
 
-@soak
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("how", "victim"), chosen([("ended", 0), ("silent", 2)], soak=[("ended", 2), ("silent", 0)]))
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how: str, victim: int, seed: int) -> None:
-    hosts = hosts_of(lab, 3)
-    ranks = start(hosts, hold="bandwidth: all_reduce on cpu: 1024 B", until=str(tmp_path / "go"))
-    at_step(
-        ranks,
-        "bandwidth: all_reduce on cpu: 1024 B",
-        tmp_path / "go",
-        ranks[victim].kill if how == "ended" else ranks[victim].stop,
-    )
-    others = [rank for number, rank in enumerate(ranks) if number != victim]
-    reports = outcomes(others)
+@pytest.mark.soak(3)
+@pytest.mark.parametrize(
+    ("how", "victim"),
+    chosen([("ended", 0), ("silent", 2), ("interrupted", 1)], soak=[("ended", 2), ("silent", 0)]),
+)
+def test_a_rank_that_is_killed_or_stopped_or_interrupted_is_named(
+    lab: Lab, tmp_path: Path, how: str, victim: int, seed: int
+) -> None:
+    step = "bandwidth: all_reduce on cpu: 1024 B"
+    ranks = start(hosts_of(lab, 3), hold=step, until=str(tmp_path / "go"))
+    struck = ranks[victim]
+    strike = {"ended": struck.kill, "silent": struck.stop, "interrupted": struck.interrupt}[how]
+    at_step(ranks, step, tmp_path / "go", strike)
+    del ranks[victim]
+    reports = outcomes(ranks)
     note(f"{how} rank {victim}", seed, reports[0])
     assert [blamed(report) for report in reports] == [[(f"rank-{how}", (f"node{victim}",))]] * 2
 
 
-@soak
-@pytest.mark.timeout(240)
+@pytest.mark.soak(3)
 @pytest.mark.parametrize("victim", chosen([2], soak=[0]))
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_rank_without_descriptors_is_named(lab: Lab, tmp_path: Path, victim: int, seed: int) -> None:
-    hosts = hosts_of(lab, 3)
-    ranks = start(hosts, hold="correctness: process group", until=str(tmp_path / "go"))
-    at_step(ranks, "correctness: process group", tmp_path / "go", lambda: use_up_descriptors(ranks[victim].pid))
+    step = "correctness: process group"
+    ranks = start(hosts_of(lab, 3), hold=step, until=str(tmp_path / "go"))
+    at_step(ranks, step, tmp_path / "go", lambda: use_up_descriptors(ranks[victim].pid))
     reports = outcomes(ranks)
     note(f"descriptors of rank {victim}", seed, reports[0])
     assert [blamed(report) for report in reports] == [[("rank-descriptors", (f"node{victim}",))]] * 3
 
 
-@soak
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
+@pytest.mark.soak(3)
 def test_strangers_at_the_ports_of_the_ranks_are_no_fault(lab: Lab, tmp_path: Path, seed: int) -> None:
     *hosts, stranger = hosts_of(lab, 4)
     ranks = start(hosts, hold="links: round 1", until=str(tmp_path / "go"))
@@ -172,10 +156,8 @@ def test_strangers_at_the_ports_of_the_ranks_are_no_fault(lab: Lab, tmp_path: Pa
     assert not any("Traceback" in rank.stderr for rank in ranks)
 
 
-@soak
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_a_busy_machine_is_named(lab: Lab, tmp_path: Path, seed: int) -> None:
+@pytest.mark.soak(3)
+def test_a_busy_machine_is_named(lab: Lab, seed: int) -> None:
     hosts = hosts_of(lab, 4)
     # With a core of its own, the machine would be the fastest of all, whatever it does beside: those of two tests that
     # run at once have no more of two cores each.
@@ -195,9 +177,7 @@ def test_a_busy_machine_is_named(lab: Lab, tmp_path: Path, seed: int) -> None:
     assert [verdicts(report) for report in reports] == [[("cpu-busy", ("node3",))]] * 4
 
 
-@soak
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
+@pytest.mark.soak(3)
 def test_the_slower_of_two_networks_is_named(lab: Lab, seed: int) -> None:
     slow, fast = lab.network("10.77.0.0/24", link_local=False), lab.network("10.78.0.0/24", link_local=False)
     hosts = [lab.host(slow, fast, name=f"node{number}") for number in range(3)]
@@ -209,7 +189,6 @@ def test_the_slower_of_two_networks_is_named(lab: Lab, seed: int) -> None:
     assert "MINGLE_INTERFACE=eth1" in reports[0]["verdicts"][0]["fix"]
 
 
-@pytest.mark.timeout(240)
 def test_torchrun_on_two_hosts(lab: Lab) -> None:
     """torchrun tells a rank neither its address nor its interface."""
     hosts = hosts_of(lab, 2)
@@ -224,18 +203,6 @@ def test_torchrun_on_two_hosts(lab: Lab) -> None:
     assert statuses <= ({0} if report["healthy"] else {0, 1})
 
 
-@pytest.mark.timeout(240)
-def test_a_filtered_pair_is_named_with_a_short_deadline(lab: Lab, tmp_path: Path) -> None:
-    hosts = hosts_of(lab, 3)
-    ranks = start(hosts, hold="correctness: broadcast", until=str(tmp_path / "go"), seconds=10.0)
-    filtered = f"ip saddr {hosts[1].address()} meta l4proto tcp"
-    at_step(ranks, "correctness: broadcast", tmp_path / "go", lambda: hosts[2].drop(filtered))
-    reports = outcomes(ranks)
-    assert [blamed(report) for report in reports] == [[("pair", ("node1", "node2"))]] * 3
-    assert "no TCP connection" in reports[0]["verdicts"][0]["observation"]
-
-
-@pytest.mark.timeout(240)
 def test_sigterm_ends_the_processes_of_all_machines(lab: Lab) -> None:
     hosts = hosts_of(lab, 2)
     line = [sys.executable, "-m", "mingle.check.command", "--nnodes=2", "--nproc-per-node=2", "--json"]
@@ -246,13 +213,3 @@ def test_sigterm_ends_the_processes_of_all_machines(lab: Lab) -> None:
     assert {kind for kind, _ in verdicts(json.loads(ranks[0].stdout))} == {"rank-interrupted"}
     assert [rank.stdout for rank in ranks[1:]] == [""]
     assert not any("Traceback" in rank.stderr for rank in ranks)
-
-
-@pytest.mark.timeout(240)
-def test_ctrl_c_ends_all(lab: Lab, tmp_path: Path) -> None:
-    hosts = hosts_of(lab, 3)
-    ranks = start(hosts, hold="correctness: broadcast", until=str(tmp_path / "go"))
-    at_step(ranks, "correctness: broadcast", tmp_path / "go", ranks[1].interrupt)
-    assert ranks[1].error(60).name == "KeyboardInterrupt"
-    reports = outcomes([ranks[0], ranks[2]])
-    assert [blamed(report) for report in reports] == [[("rank-interrupted", ("node1",))]] * 2

@@ -12,11 +12,11 @@ import yaml
 
 import mingle
 from mingle.config.launchers import INDEXED_JOB
-from tests.support.levels import chosen, repeated
+from tests.support.levels import chosen
 
 from . import Host, Lab
 from .name_server import serve_name
-from .scenarios import check, describe, report_log, results, sum_of_ranks, train, wait_for_log
+from .scenarios import describe, formed, ranks_are, report_log, start_ranks, sum_of_ranks, wait_for_log
 
 MANIFEST = Path(__file__).parents[2] / "examples" / "kubernetes" / "digits.yaml"
 UID = "f3a1c0de-0000-4000-8000-000000000001"
@@ -72,23 +72,15 @@ def test_the_pods_of_the_example_find_rank_0_by_its_name(lab: Lab) -> None:
         host.start(training_script, env={**given, **IN_A_POD, index_variable: str(index), "MINGLE_TIMEOUT": "40"})
         for index, host in enumerate(pods)
     ]
-    found = results(ranks)
-    check(found, pods, pods[0])
-    assert max(result["elapsed"] for result in found) > 4.5, "it could not be complete before there was a name"
+    assert formed(ranks, pods) > 4.5, "it could not be complete before there was a name"
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-@pytest.mark.parametrize("ranks_from", chosen(["given"], soak=["assigned"]))
-def test_pods_of_several_nodes_that_name_no_peers_say_what_to_set(lab: Lab, ranks_from: str, seed: int) -> None:
+@pytest.mark.soak(3)
+@pytest.mark.parametrize("given", chosen([True], soak=[False]), ids=ranks_are)
+def test_pods_of_several_nodes_that_name_no_peers_say_what_to_set(lab: Lab, given: bool) -> None:
     """Multicast passes between pods of one node, which proves nothing: two of each node hear each other."""
     pods = pods_of(lab, ["digits-0", "digits-1", "digits-2", "digits-3"], nodes=2)
-    ranks = [
-        host.start(
-            train, f"pods {seed}", index if ranks_from == "given" else None, 4, env=IN_A_POD, discovery_timeout=18.0
-        )
-        for index, host in enumerate(pods)
-    ]
+    ranks = start_ranks(pods, "pods", given=given, env=IN_A_POD, discovery_timeout=18.0)
     fix = "set MINGLE_PEERS to a headless Service of the job's pods, or to dir:/PATH on a volume they share"
     for rank in ranks:
         wait_for_log(rank, fix)

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 import mingle
 from mingle.distributed import gloo
-from tests.support.levels import chosen
 from tests.support.loopback import until
 
 from . import Lab, leak_check, report
@@ -37,55 +36,33 @@ def again_and_again(rank: int, notebook: bool) -> list[int]:
 
 @pytest.mark.parametrize("notebook", [False, True])
 def test_several_times_in_the_same_processes(lab: Lab, notebook: bool) -> None:
-    network = lab.network()
-    ranks = [lab.host(network).start(again_and_again, rank, notebook) for rank in range(2)]
+    ranks = [host.start(again_and_again, rank, notebook) for rank, host in enumerate(lab.lan(2))]
     assert [rank.result(60) for rank in ranks] == [[3, 3, 3], [3, 3, 3]]
 
 
-def interrupted(rank: int) -> None:
+def interrupted(rank: int, job_id: str) -> None:
     """Wait for a job that never forms; Ctrl-C must end it and leave nothing."""
     report_log()
     with leak_check():
         try:
-            mingle.init("interrupted", rank=rank, world_size=3, backend="gloo", discovery_timeout=TIMEOUT)
+            mingle.init(job_id, rank=rank, world_size=3, backend="gloo", discovery_timeout=TIMEOUT)
         finally:
             until(lambda: threading.active_count() == 1, 10)  # a thread of mingle's may be in its last instructions
             report("left", threads=threading.active_count(), environment=os.environ.get("MASTER_ADDR"))
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("moment", chosen(["seeking", "seated"], soak=["open"]))
-def test_control_c(lab: Lab, moment: str) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(2)]
-    ranks = []
-    if moment in ("open", "seated"):
-        ranks.append(hosts[0].start(interrupted, 0))
-        wait_for_log(ranks[0], "open")
-    if moment in ("seeking", "seated"):
-        ranks.append(hosts[1].start(interrupted, 1))
-        wait_for_log(ranks[-1], moment)
-    for rank in ranks:
+def test_control_c_ends_ranks_that_wait(lab: Lab) -> None:
+    """Rank 0, one that has a seat, and one that looks for another job."""
+    waits = ((0, "one", "open"), (1, "one", "seated"), (1, "other", "seeking"))
+    ranks = [host.start(interrupted, rank, job_id) for host, (rank, job_id, _) in zip(lab.lan(3), waits, strict=True)]
+    for rank, (*_, moment) in zip(ranks, waits, strict=True):
+        wait_for_log(rank, moment)
+    for rank in reversed(ranks):
         rank.interrupt()
         assert rank.error(30).name == "KeyboardInterrupt"
         left = rank.wait_for("left")
         wait_for_log(rank, ": interrupted: ")
         assert (left["threads"], left["environment"]) == (1, None)
-
-
-def restored(rank: int) -> bool:
-    """A job's variables go with it, and the user's own come back."""
-    before = dict(os.environ)
-    with mingle.discover("restored", rank=rank, world_size=2, discovery_timeout=TIMEOUT):
-        assert os.environ["MASTER_ADDR"] != "192.0.2.9"
-    return dict(os.environ) == before
-
-
-def test_the_environment_is_restored(lab: Lab) -> None:
-    network = lab.network()
-    foreign = {"MASTER_ADDR": "192.0.2.9", "MASTER_PORT": "9"}
-    ranks = [lab.host(network).start(restored, rank, env=foreign) for rank in range(2)]
-    assert [rank.result() for rank in ranks] == [True, True]
 
 
 SCRIPT = """
@@ -101,13 +78,13 @@ dist.destroy_process_group()
 
 
 def test_fresh_interpreters_in_either_order_of_imports(lab: Lab) -> None:
-    network = lab.network()
+    orders = ("torch.distributed", "mingle"), ("mingle", "torch")
     ranks = [
-        lab.host(network).run(
+        host.run(
             ["python", "-c", SCRIPT.format(first=first, second=second, rank=rank)],
             env={"OMP_NUM_THREADS": "1"},
         )
-        for rank, (first, second) in enumerate([("torch.distributed", "mingle"), ("mingle", "torch")])
+        for rank, (host, (first, second)) in enumerate(zip(lab.lan(2), orders, strict=True))
     ]
     for rank in ranks:
         assert rank.wait(60) == 0

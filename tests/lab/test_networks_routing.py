@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import struct
 import threading
@@ -12,15 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.levels import chosen, repeated
+from tests.support.levels import chosen
 
 from . import Host, Lab, Network, Rank, report
-from .scenarios import TIMEOUT, report_log, results, train
-from .test_election import assigned
-from .test_networks_interfaces import describe_and_stay
-from .torchrun_jobs import jobs
+from .scenarios import TIMEOUT, describe_and_stay, ranks_are, results, start_ranks
+from .torchrun_jobs import MakeJob
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.soak(3)]
 
 
 # --- routes that carry a source ---------------------------------------------------------------------------------------
@@ -39,28 +36,14 @@ def service_addresses(lab: Lab, count: int) -> list[Host]:
     return hosts
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("named", ["", "eth0"])
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_hosts_whose_routes_carry_a_service_address_form_a_mesh(lab: Lab, named: str, seed: int) -> None:
+def test_hosts_whose_routes_carry_a_service_address_form_a_mesh(lab: Lab, named: str) -> None:
     hosts = service_addresses(lab, 3)
     env = {"MINGLE_INTERFACE": named or None}
-    ranks = [host.start(train, f"service {seed}", rank, 3, mesh="on", env=env) for rank, host in enumerate(hosts)]
-    found = results(ranks)
+    found = results(start_ranks(hosts, "service", mesh="on", env=env))
     assert [result["sum"] for result in found] == [6] * 3
     used = [host.address() for host in hosts] if named else [hosts[0].address(), "10.9.0.2", "10.9.0.3"]
     assert [result["address"] for result in found] == used
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_torchrun_gives_places_to_nodes_whose_routes_carry_a_service_address(lab: Lab, seed: int) -> None:
-    hosts = service_addresses(lab, 3)
-    with jobs() as make:
-        job = make(f"service-{seed}", "3", conf="last_call_timeout=3,mesh=on")
-        job.start(*hosts)
-        job.wait_for_group(hosts)
-        job.finish(*hosts)
 
 
 # --- two NICs in one subnet -------------------------------------------------------------------------------------------
@@ -96,25 +79,22 @@ def second(number: int) -> str:
 
 def start(hosts: list[Host], job_id: str, **variables: str) -> list[Rank[Any]]:
     """Start a rank on each host."""
-    size = len(hosts)
-    return [host.start(train, job_id, rank, size, mesh="on", env=variables) for rank, host in enumerate(hosts)]
+    return start_ranks(hosts, job_id, mesh="on", env=variables)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     ("variable", "filtered"),
     chosen(
         [("GLOO_SOCKET_IFNAME", 0), ("MINGLE_INTERFACE", 1)], soak=[("GLOO_SOCKET_IFNAME", 1), ("MINGLE_INTERFACE", 0)]
     ),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_the_second_nic_of_a_subnet_is_used_if_it_is_named(lab: Lab, variable: str, filtered: int, seed: int) -> None:
+def test_the_second_nic_of_a_subnet_is_used_if_it_is_named(lab: Lab, variable: str, filtered: int) -> None:
     """Also with a strict reverse path filter, which lets nothing in by eth1; the kernel's choice is said once."""
     hosts, _ = two_nics(lab, 3)
     for host in hosts:
         for name in ("all", "eth0", "eth1"):
             host.namespace.tool(["sysctl", "-qw", f"net.ipv4.conf.{name}.rp_filter={filtered}"])
-    ranks = start(hosts, f"second {seed}", **{variable: "eth1"})
+    ranks = start(hosts, "second", **{variable: "eth1"})
     found = results(ranks)
     assert [result["sum"] for result in found] == [6] * 3
     assert {result["interface"] for result in found} == {"eth1"}
@@ -130,42 +110,31 @@ def logged(rank: Rank[Any]) -> list[str]:
     return [event["text"] for event in rank.events if event.name == "log"]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_torchrun_uses_the_second_nic_of_a_subnet_if_it_is_named(lab: Lab, seed: int) -> None:
+def test_torchrun_uses_the_second_nic_of_a_subnet_if_it_is_named(lab: Lab, job: MakeJob) -> None:
     hosts, _ = two_nics(lab, 3)
-    with jobs() as make:
-        job = make(f"second-{seed}", "3", conf="last_call_timeout=3,mesh=on")
-        job.start(*hosts, GLOO_SOCKET_IFNAME="eth1")
-        job.wait_for_group(hosts)
-        job.finish(*hosts)
+    made = job("second", "3", conf="last_call_timeout=3,mesh=on")
+    made.start(*hosts, GLOO_SOCKET_IFNAME="eth1")
+    made.wait_for_group(hosts)
+    made.finish(*hosts)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_hosts_with_rules_of_policy_routing_for_the_second_nic_form_a_job(lab: Lab, seed: int) -> None:
+def test_hosts_with_rules_of_policy_routing_for_the_second_nic_form_a_job(lab: Lab) -> None:
     hosts, _ = two_nics(lab, 3)
     for number, host in enumerate(hosts, start=1):
         host.ip(f"rule add from {second(number)} table 100", "route add 10.77.0.0/24 dev eth1 table 100")
-    found = results(start(hosts, f"rules {seed}", MINGLE_INTERFACE="eth1"))
+    found = results(start(hosts, "rules", MINGLE_INTERFACE="eth1"))
     assert {(result["sum"], result["interface"]) for result in found} == {(6, "eth1")}
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("why", "ranks_are"),
+    ("why", "given"),
     chosen(
-        [("another switch, and a rule", "assigned"), ("no carrier, none named", "given")],
-        soak=[
-            ("another switch, and a rule", "given"),
-            ("no carrier, none named", "assigned"),
-            *itertools.product(("another switch", "no carrier"), ("given", "assigned")),
-        ],
+        [("another switch, and a rule", False), ("no carrier, none named", True)],
+        soak=[("another switch", True), ("no carrier", False)],
     ),
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_nic_to_which_the_kernel_does_not_send_is_the_cause_and_what_is_printed_mends_it(
-    lab: Lab, ranks_are: str, why: str, seed: int
+    lab: Lab, given: bool, why: str
 ) -> None:
     """torch binds no address, so it does not reach the others even where a rule leads mingle to them."""
     hosts, network = two_nics(lab, 2, apart=True)
@@ -179,12 +148,9 @@ def test_a_nic_to_which_the_kernel_does_not_send_is_the_cause_and_what_is_printe
     env = {} if why.endswith("none named") else {"MINGLE_INTERFACE": "eth1"}
 
     def begin(name: str, seconds: float) -> list[Rank[Any]]:
-        arguments: dict[str, Any] = {"mesh": "on", "discovery_timeout": seconds, "env": env}
-        if ranks_are == "assigned":
-            return [host.start(assigned, name, 2, **arguments) for host in hosts]
-        return [host.start(train, name, rank, 2, **arguments) for rank, host in enumerate(hosts)]
+        return start_ranks(hosts, name, given=given, mesh="on", discovery_timeout=seconds, env=env)
 
-    ranks = begin(f"astray {seed}", 12.0)
+    ranks = begin("astray", 12.0)
     texts = [rank.error(2 * TIMEOUT).message for rank in ranks]
     print("\n\n".join(texts))
     causes = [text.partition("likely cause: ")[2] for text in texts]
@@ -200,15 +166,13 @@ def test_a_nic_to_which_the_kernel_does_not_send_is_the_cause_and_what_is_printe
     assert any(fix in lines for fix in fixes), "on a line of its own"
     for host, fix in zip(hosts, fixes, strict=True):
         host.ip(fix.removeprefix("sudo ip "))
-    assert {result["sum"] for result in results(begin(f"mended {seed}", TIMEOUT))} == {3}
+    assert {result["sum"] for result in results(begin("mended", TIMEOUT))} == {3}
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_a_detour_by_which_packets_arrive_is_not_blamed_for_a_filter(lab: Lab, seed: int) -> None:
+def test_a_detour_by_which_packets_arrive_is_not_blamed_for_a_filter(lab: Lab) -> None:
     hosts, _ = two_nics(lab, 3)
     hosts[1].drop(f"meta l4proto tcp ip saddr {{ {hosts[2].address()}, {second(3)} }}")
-    ranks = start(hosts, f"filtered {seed}", MINGLE_INTERFACE="eth1")
+    ranks = start(hosts, "filtered", MINGLE_INTERFACE="eth1")
     for rank in ranks:
         cause = rank.error(2 * TIMEOUT).message.partition("likely cause: ")[2]
         assert "as host2 finds in its own firewall" in cause, cause
@@ -263,30 +227,21 @@ def add_sidecar(host: Host, *denied: Host) -> None:
     host.namespace.nft(f"table ip sidecar {{ chain c {{ type nat hook prerouting priority dstnat; {rule}; }}; }}")
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("ranks_are", chosen(["assigned"], soak=["given"]))
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_a_mesh_is_proved_through_sidecars(lab: Lab, ranks_are: str, seed: int) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(3)]
+@pytest.mark.parametrize("given", chosen([False], soak=[True]), ids=ranks_are)
+def test_a_mesh_is_proved_through_sidecars(lab: Lab, given: bool) -> None:
+    hosts = lab.lan(3)
     for host in hosts:
         add_sidecar(host)
-    if ranks_are == "given":
-        ranks = start(hosts, f"sidecar {seed}")
-    else:
-        ranks = [host.start(assigned, f"sidecar {seed}", 3, mesh="on") for host in hosts]
+    ranks = start_ranks(hosts, "sidecar", given=given, mesh="on")
     assert [result["sum"] for result in results(ranks)] == [6] * 3
     assert not [text for rank in ranks for text in logged(rank) if "is not proved" in text]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_a_pair_that_the_policy_of_a_sidecar_closes_is_named(lab: Lab, seed: int) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(3)]
+def test_a_pair_that_the_policy_of_a_sidecar_closes_is_named(lab: Lab) -> None:
+    hosts = lab.lan(3)
     for host in hosts:
         add_sidecar(host, *([hosts[2]] if host is hosts[1] else [hosts[1]] if host is hosts[2] else []))
-    for rank in start(hosts, f"policy {seed}"):
+    for rank in start(hosts, "policy"):
         error = rank.error(2 * TIMEOUT)
         assert error.name == "ConnectivityError"
         pairs, _, cause = error.message.partition("likely cause: ")
@@ -296,15 +251,7 @@ def test_a_pair_that_the_policy_of_a_sidecar_closes_is_named(lab: Lab, seed: int
         assert cause.startswith(f"a sidecar of a service mesh takes the connections (they come from {SIDECAR})"), cause
 
 
-def form(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:
-    """Find the others, and hold on until killed."""
-    report_log()
-    describe_and_stay(job_id, rank, world_size, **arguments)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_what_address_translation_leaves_unproved_is_said_by_all_ranks(lab: Lab, seed: int) -> None:
+def test_what_address_translation_leaves_unproved_is_said_by_all_ranks(lab: Lab) -> None:
     inside, outside = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
     router = lab.host(inside, outside, name="router")
     router.namespace.tool(["sysctl", "-qw", "net.ipv4.ip_forward=1"])
@@ -314,7 +261,7 @@ def test_what_address_translation_leaves_unproved_is_said_by_all_ranks(lab: Lab,
     hosts = [lab.host(outside), lab.host(outside), lab.host(inside)]
     hosts[2].ip(f"route replace default via {router.address(inside)}")
     peers = [hosts[0].address()]  # the router carries no multicast
-    ranks = [host.start(form, f"hidden {seed}", rank, 3, peers=peers) for rank, host in enumerate(hosts)]
+    ranks = [host.start(describe_and_stay, "hidden", rank, 3, peers=peers) for rank, host in enumerate(hosts)]
     for rank in ranks:
         rank.wait_for("formed", TIMEOUT)
         said = [text for text in logged(rank) if "is not proved" in text]

@@ -4,62 +4,51 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.levels import chosen, repeated
+from tests.support.levels import chosen
 from tests.support.loopback import longer
 
-from . import Host, Lab, Network, Process
-from .name_server import serve_name
-from .scenarios import check, hold, results, train, wait_for_log
-from .test_election import assigned
-from .test_election import check as check_assigned
-
-NAME = "ranks.training.example"
+from . import Host, Lab, Process
+from .scenarios import formed, hold, ranks_are, start_ranks, train, wait_for_log
 
 
-def without_multicast(lab: Lab, count: int) -> tuple[Network, list[Host]]:
-    """A network that carries none, and hosts that neither send nor hear any."""
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(count)]
+def without_multicast(lab: Lab, count: int, family: int = 4) -> list[Host]:
+    """Hosts that neither send nor hear any."""
+    hosts = lab.lan(count) if family == 4 else lab.lan(count, None, ipv6="fd77::/64")
     for host in hosts:
         host.drop_multicast()
-    return network, hosts
+    return hosts
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_only_the_host_of_rank_0_is_named(lab: Lab, seed: int) -> None:
-    _, hosts = without_multicast(lab, 4)
-    env = {"MINGLE_PEERS": hosts[0].address()}
-    ranks = [host.start(train, f"one peer {seed}", rank, 4, env=env) for rank, host in enumerate(hosts)]
-    check(results(ranks), hosts, hosts[0])
+@pytest.mark.quick
+@pytest.mark.soak(3)
+def test_only_the_host_of_rank_0_is_named(lab: Lab) -> None:
+    hosts = without_multicast(lab, 4)
+    formed(start_ranks(hosts, "one peer", env={"MINGLE_PEERS": hosts[0].address()}), hosts)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_several_ranks_on_each_host(lab: Lab, seed: int) -> None:
+@pytest.mark.soak(3)
+@pytest.mark.parametrize("given", [True, False], ids=ranks_are)
+def test_several_ranks_on_each_host(lab: Lab, given: bool) -> None:
     """The ranks of a host share a UDP port, and what comes to it reaches one of them only."""
-    _, machines = without_multicast(lab, 2)
+    machines = without_multicast(lab, 2)
     hosts = [machine for machine in machines for _ in range(3)]
-    env = {"MINGLE_PEERS": machines[0].address()}
-    ranks = [host.start(train, f"shared port {seed}", rank, 6, env=env) for rank, host in enumerate(hosts)]
-    check(results(ranks), hosts, machines[0])
+    named = machines[:1] if given else machines
+    env = {"MINGLE_PEERS": ",".join(machine.address() for machine in named)}
+    formed(start_ranks(hosts, "shared port", given=given, env=env), hosts, given=given)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_a_name_that_leads_to_another_machine_is_shown_with_its_address(lab: Lab, seed: int) -> None:
+@pytest.mark.soak(3)
+def test_a_name_that_leads_to_another_machine_is_shown_with_its_address(lab: Lab) -> None:
     """Of rank 0, by a stale line in /etc/hosts; that of rank 2 is right, and shows that names and the network work."""
-    network = lab.network()
-    *hosts, stale = (lab.host(network) for _ in range(4))
+    *hosts, stale = lab.lan(4)
     for host in hosts:
         host.isolate_one_way("in", match="meta pkttype multicast")
         names = {stale: "node0", hosts[1]: "node1", hosts[2]: "node2"}
         lines = [f"{each.address()} {name}\n" for each, name in names.items()]
         host.hosts_file.write_text(host.hosts_file.read_text() + "".join(lines))
+    peers = ["node0", "node1", "node2"]
     ranks = [
-        host.start(
-            train, f"stale {seed}", rank, 3, peers=["node0", "node1", "node2"][: rank and 3], discovery_timeout=16.0
-        )
+        host.start(train, "stale", rank, 3, peers=peers if rank else [], discovery_timeout=16.0)
         for rank, host in enumerate(hosts)
     ]
     wrong = f"node0 = {stale.address()}: no answer"
@@ -69,81 +58,24 @@ def test_a_name_that_leads_to_another_machine_is_shown_with_its_address(lab: Lab
     assert f"peers: {wrong}, node1: this machine, node2 = {hosts[2].address()}: answers" in error
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("first", chosen(["given"], soak=["assigned"]))
-def test_a_name_that_is_complete_only_after_5_seconds(lab: Lab, first: str) -> None:
-    network, hosts = without_multicast(lab, 4)
-    server = lab.host(network, name="dns")
-    addresses = [host.address() for host in hosts]
-    # At first the name does not even exist, then it is one host only.
-    schedule = [(1.0, addresses[3:]), (5.0, addresses)]
-    name_server = server.start(serve_name, NAME, schedule, server.address())
-    name_server.wait_for("listening")
-    for host in hosts:
-        host.resolver_file.write_text(f"nameserver {server.address()}\n")
-    env = {"MINGLE_PEERS": NAME}
-    if first == "given":
-        ranks = [host.start(train, "names", rank, 4, env=env) for rank, host in enumerate(hosts)]
-        found = results(ranks)
-        check(found, hosts, hosts[0])
-        assert max(result["elapsed"] for result in found) >= 4, "it could not be complete before the name was"
-    else:
-        ranks = [host.start(assigned, "names", 4, env=env) for host in hosts]
-        found = results(ranks)
-        check_assigned(found, hosts)
-    assert max(result["elapsed"] for result in found) < 25
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_assigned_ranks_with_all_hosts_listed(lab: Lab, seed: int) -> None:
-    _, hosts = without_multicast(lab, 4)
-    env = {"MINGLE_PEERS": ",".join(host.address() for host in hosts)}
-    check_assigned(results([host.start(assigned, f"elect {seed}", 4, env=env) for host in hosts]), hosts)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-def test_assigned_ranks_of_which_several_share_each_host(lab: Lab, seed: int) -> None:
-    _, machines = without_multicast(lab, 2)
-    hosts = [machine for machine in machines for _ in range(3)]
-    env = {"MINGLE_PEERS": ",".join(machine.address() for machine in machines)}
-    check_assigned(results([host.start(assigned, f"elect six {seed}", 6, env=env) for host in hosts]), hosts)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
-@pytest.mark.parametrize(("secret", "family"), chosen([("s3cret", 4)], soak=[(None, 4), (None, 6)]))
-def test_jobs_whose_rank_0s_share_a_host(lab: Lab, secret: str | None, family: int, seed: int) -> None:
+@pytest.mark.soak(3)
+@pytest.mark.parametrize(("secret", "family"), chosen([("s3cret", 4), (None, 6)], soak=[(None, 4)]))
+def test_jobs_whose_rank_0s_share_a_host(lab: Lab, secret: str | None, family: int) -> None:
     """None of them ends before all have formed; one of them may have a secret that the others don't know."""
-    network = lab.network() if family == 4 else lab.network(None, ipv6="fd77::/64")
-    hosts = [lab.host(network) for _ in range(3)]
-    for host in hosts:
-        host.drop_multicast()
+    hosts = without_multicast(lab, 3, family)
     secrets = {"one": None, "two": secret, "three": None}
     partners = {"one": hosts[1], "two": hosts[2], "three": hosts[1]}
     env = {"MINGLE_PEERS": hosts[0].address()}
-    ranks = [hosts[0].start(hold, f"{job_id} {seed}", 0, 2, env=env, secret=secrets[job_id]) for job_id in secrets]
-    ranks += [
-        partners[job_id].start(hold, f"{job_id} {seed}", 1, 2, env=env, secret=secrets[job_id]) for job_id in secrets
-    ]
+    ranks = [hosts[0].start(hold, job_id, 0, 2, env=env, secret=secrets[job_id]) for job_id in secrets]
+    ranks += [partners[job_id].start(hold, job_id, 1, 2, env=env, secret=secrets[job_id]) for job_id in secrets]
     for rank in ranks:
         assert rank.wait_for("running")["sum"] == 3
 
 
-def test_ipv6_only_without_multicast(lab: Lab) -> None:
-    network = lab.network(None, ipv6="fd77::/64")
-    hosts = [lab.host(network) for _ in range(2)]
-    for host in hosts:
-        host.drop_multicast()
-    env = {"MINGLE_PEERS": f"[{hosts[0].address()}]:29499"}
-    ranks = [host.start(train, "six", rank, 2, env=env) for rank, host in enumerate(hosts)]
-    check(results(ranks), hosts, hosts[0])
-
-
-def test_the_commands_ask_peers_as_well(lab: Lab) -> None:
+@pytest.mark.parametrize("family", [4, 6])
+def test_the_commands_ask_peers_as_well(lab: Lab, family: int) -> None:
     """Also about jobs that wait in processes which share the asked host's port."""
-    _, hosts = without_multicast(lab, 2)
+    hosts = without_multicast(lab, 2, family)
     address = hosts[0].address()
     running = [hosts[0].start(hold, "running", rank, 2, peers=[address]) for rank in range(2)]
     for rank in running:
@@ -158,7 +90,7 @@ def test_the_commands_ask_peers_as_well(lab: Lab) -> None:
 
     found = hosts[1].run(["python", "-m", "mingle", "find", "running", "--peers", address, "--timeout", "30"])
     assert found.wait(60) == 0, found.output
-    assert found.stdout.startswith(f"{address}:")
+    assert found.stdout.startswith(f"{address}:" if family == 4 else f"[{address}]:")
     jobs = ("running", "first", "second")
     listed = longer(listing, lambda command: all(job_id in command.stdout for job_id in jobs))
     assert listed.wait() == 0, listed.output

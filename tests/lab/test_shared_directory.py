@@ -1,13 +1,18 @@
-"""Hosts that share a directory and nothing else: no multicast, no names, and where it says so no UDP at all."""
+"""Hosts that share a directory and no UDP: they meet in it, and one that can't be used is named.
+
+The mounts are in the mount namespaces of the lab's hosts, so they end with the hosts, also when a test fails. A server
+that does not answer is in `test_hung_directory`.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,22 +20,15 @@ import pytest
 from mingle.network.folders import digest
 from mingle.wire import datagrams
 from mingle.wire.datagrams import Offer
-from tests.support.levels import repeated
 from tests.support.loopback import longer, until
 
 from . import Host, Lab
-from .scenarios import check, hold, results, start_apart, train, wait_for_log, without_udp
-from .test_election import assigned
-from .test_election import check as check_assigned
-from .torchrun_jobs import Job, jobs
+from .scenarios import formed, hold, start_apart, start_ranks, train, wait_for_log, without_udp
+from .syscalls import MS_BIND, MS_RDONLY, MS_REMOUNT, mount
+from .torchrun_jobs import MakeJob
 
-MakeJob = Callable[..., Job]
-
-
-@pytest.fixture
-def job() -> Iterator[MakeJob]:
-    with jobs() as make:
-        yield make
+NAMED_SECONDS = 24.0
+TMPFS_BYTES = 1 << 16
 
 
 def peers(directory: Path) -> dict[str, str]:
@@ -38,75 +36,28 @@ def peers(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.quick
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=5))
+@pytest.mark.soak(5)
 def test_assigned_ranks_meet_in_a_directory(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = without_udp(lab, 4)
     ranks = start_apart(
-        hosts, seed, lambda rank: hosts[rank].start(assigned, f"directory {seed}", 4, env=peers(tmp_path))
+        hosts, seed, lambda number: hosts[number].start(train, "directory", None, 4, env=peers(tmp_path))
     )
-    found = results(ranks)
-    check_assigned(found, hosts)
-    print(f"elapsed: {sorted(round(result['elapsed'], 2) for result in found)}")
+    formed(ranks, hosts, given=False)
     until(lambda: not list(tmp_path.iterdir()))
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=5))
-def test_they_meet_where_only_multicast_is_lost(lab: Lab, tmp_path: Path, seed: int) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(4)]
-    for host in hosts:
-        host.drop_multicast()
-    ranks = start_apart(
-        hosts, seed, lambda rank: hosts[rank].start(assigned, f"no multicast {seed}", 4, env=peers(tmp_path))
-    )
-    found = results(ranks)
-    check_assigned(found, hosts)
-    print(f"elapsed: {sorted(round(result['elapsed'], 2) for result in found)}")
-    until(lambda: not list(tmp_path.iterdir()))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=5))
-def test_given_ranks_meet_in_any_order(lab: Lab, tmp_path: Path, seed: int) -> None:
-    hosts = without_udp(lab, 4)
-    ranks = start_apart(
-        hosts, seed, lambda rank: hosts[rank].start(train, f"given {seed}", rank, 4, env=peers(tmp_path))
-    )
-    check(results(ranks), hosts, hosts[0])
-    until(lambda: not list(tmp_path.iterdir()))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=5))
-def test_torchrun_agents_meet_in_a_directory_and_go_on_without_the_host(
-    lab: Lab, job: MakeJob, tmp_path: Path, seed: int
-) -> None:
+@pytest.mark.soak(5)
+def test_torchrun_agents_meet_in_a_directory_and_go_on_without_the_host(lab: Lab, job: MakeJob, tmp_path: Path) -> None:
     hosts = without_udp(lab, 3)
     place = tmp_path / "place"
     place.mkdir()
-    made = job(f"directory-{seed}", "2:3", restarts=3, env=peers(place))
+    made = job("directory", "2:3", restarts=3, env=peers(place))
     made.start(*hosts)
     made.wait_for_group(hosts)
     made.replace_store_host(hosts)
     # What is left is the object of the host that was killed.
     members = {path.name.split("-")[2] for path in place.rglob("?-*")}
     assert len(members) <= 3
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=5))
-def test_mingle_run_meets_in_a_directory(lab: Lab, tmp_path: Path, seed: int) -> None:
-    hosts = without_udp(lab, 3)
-    line = [sys.executable, "-m", "mingle.run.command", "--nnodes", "3", "--job-id", f"run {seed}"]
-    show = ["--peers", f"dir:{tmp_path}", "--", "echo", "{node_rank}", "{master_addr}"]
-    processes = [host.run([*line, *show], env={"MINGLE_TIMEOUT": "60"}) for host in hosts]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
-    said = [process.stdout.split() for process in processes]
-    assert sorted(rank for rank, _ in said) == ["0", "1", "2"]
-    assert len({address for _, address in said}) == 1
-    until(lambda: not list(tmp_path.iterdir()))
 
 
 def test_check_and_the_commands_of_discover_look_into_a_directory(lab: Lab, tmp_path: Path) -> None:
@@ -147,12 +98,10 @@ def test_check_and_the_commands_of_discover_look_into_a_directory(lab: Lab, tmp_
     assert codes == [0, 0, 0], [process.output for process in checked]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=5))
+@pytest.mark.soak(5)
 def test_forged_files_do_not_keep_a_job_with_a_secret_apart(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = without_udp(lab, 4)
-    name = f"secret {seed}"
-    folder = tmp_path / digest(name)[:32]
+    folder = tmp_path / digest("secret")[:32]
     folder.mkdir()
     rng = random.Random(seed)
 
@@ -160,63 +109,99 @@ def test_forged_files_do_not_keep_a_job_with_a_secret_apart(lab: Lab, tmp_path: 
         return f"{rng.choice('hs')}-{rng.randbytes(8).hex()}-{rng.randbytes(16).hex()}-{rng.randrange(100)}"
 
     forged = Offer(
-        job=name, session=bytes(16), host=bytes(16), addresses=("10.1.2.3",), port=9, world_size=4, assigned=True
+        job="secret", session=bytes(16), host=bytes(16), addresses=("10.1.2.3",), port=9, world_size=4, assigned=True
     )
     for _ in range(10_000):
         (folder / object_name()).write_bytes(rng.choice([datagrams.encode(forged), rng.randbytes(500), b""]))
     (folder / object_name()).write_bytes(bytes(1_000_000))
     (folder / object_name()).symlink_to("/etc/passwd")
     os.mkfifo(folder / object_name())
-    ranks = [host.start(assigned, name, 4, env=peers(tmp_path), secret="s3cret") for host in hosts]
-    found = results(ranks)
-    check_assigned(found, hosts)
-    print(f"elapsed: {sorted(round(result['elapsed'], 2) for result in found)}")
-    assert max(result["elapsed"] for result in found) < 28
+    ranks = start_ranks(hosts, "secret", given=False, env=peers(tmp_path), secret="s3cret")
+    assert formed(ranks, hosts, given=False) < 28
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=5))
-def test_the_objects_of_a_killed_job_do_not_delay_the_next(lab: Lab, tmp_path: Path, seed: int) -> None:
+@pytest.mark.soak(5)
+def test_the_objects_of_a_killed_job_do_not_delay_the_next(lab: Lab, tmp_path: Path) -> None:
     hosts = without_udp(lab, 3)
-    name = f"again {seed}"
-    for rank in [host.start(hold, name, rank, 3, env=peers(tmp_path)) for rank, host in enumerate(hosts)]:
+    for rank in [host.start(hold, "again", rank, 3, env=peers(tmp_path)) for rank, host in enumerate(hosts)]:
         rank.wait_for("running")
     until(lambda: len(list(tmp_path.rglob("h-*"))) == 1)  # rank 0 has just renewed it, and deletes the one before
     for host in hosts:
         host.kill()
     assert len(list(tmp_path.rglob("h-*"))) == 1
-    ranks = [host.start(train, name, rank, 3, env=peers(tmp_path)) for rank, host in enumerate(hosts)]
-    found = results(ranks)
-    check(found, hosts, hosts[0])
-    print(f"elapsed: {sorted(round(result['elapsed'], 2) for result in found)}")
-    assert max(result["elapsed"] for result in found) < 9
+    assert formed(start_ranks(hosts, "again", env=peers(tmp_path)), hosts) < 9
 
 
-def test_a_directory_that_is_not_mounted_is_named(lab: Lab, tmp_path: Path) -> None:
+# --- a directory that can't be used -----------------------------------------------------------------------------------
+
+
+def not_mounted(place: Path) -> None:
+    """Take it away."""
+    place.rmdir()
+
+
+def read_only(place: Path) -> None:
+    """Mount a directory over itself, read-only, for all processes of this host."""
+    mount(str(place), str(place), None, MS_BIND)
+    mount("none", str(place), None, MS_BIND | MS_REMOUNT | MS_RDONLY)
+    fails(errno.EROFS, lambda: (place / "probe").touch())
+
+
+def full(place: Path) -> None:
+    """Mount a file system over a directory that has no byte left, for all processes of this host."""
+    mount("tmpfs", str(place), "tmpfs", 0, f"size={TMPFS_BYTES}")
+    (place / "filler").write_bytes(bytes(TMPFS_BYTES))
+    fails(errno.ENOSPC, lambda: (place / "probe").write_bytes(b"1"))
+
+
+def full_of_files(place: Path) -> None:
+    """Mount a file system over a directory that takes no further file, for all processes of this host."""
+    mount("tmpfs", str(place), "tmpfs", 0, "nr_inodes=2")
+    (place / "filler").touch()
+    fails(errno.ENOSPC, lambda: (place / "probe").touch())
+
+
+def fails(number: int, write: Callable[[], object]) -> None:
+    with pytest.raises(OSError) as refused:
+        write()
+    assert refused.value.errno == number
+
+
+@pytest.mark.soak(5)
+@pytest.mark.parametrize(
+    ("spoil", "observed", "fix"),
+    [
+        (not_mounted, "does not exist", "mount its file system"),
+        (read_only, "Read-only file system", "mount it writable on every machine"),
+        (full, "No space left on device", "free space there"),
+        (full_of_files, "No space left on device", "free space there"),
+    ],
+    ids=["not mounted", "read-only", "full", "full of files"],
+)
+def test_what_is_wrong_with_a_directory_is_named(
+    lab: Lab, tmp_path: Path, spoil: Callable[[Path], None], observed: str, fix: str
+) -> None:
+    """By a process that waits, and again when its time is up."""
     (host,) = without_udp(lab, 1)
-    missing = tmp_path / "mingle"
-    rank = host.start(assigned, "not mounted", 2, env=peers(missing), discovery_timeout=25)
-    wait_for_log(rank, f"likely cause: dir:{missing} in MINGLE_PEERS does not exist")
-    error = rank.error()
-    assert f"likely cause: dir:{missing} in MINGLE_PEERS does not exist" in error.message
-    assert "mount its file system" in error.message
+    place = tmp_path / "mingle"
+    place.mkdir()
+    host.start(spoil, place).result()
+    started = time.monotonic()
+    rank = host.start(train, "unusable", None, 2, env=peers(place), discovery_timeout=25)
+    wait_for_log(rank, f"likely cause: dir:{place} in MINGLE_PEERS ")
+    took = time.monotonic() - started
+    print(f"named after {took:.1f} s")
+    assert took < NAMED_SECONDS
+    progress = [text for event in rank.events if event.name == "log" and "likely cause" in (text := event.data["text"])]
+    for text in (progress[0], rank.error().message):
+        assert observed in text
+        assert fix in text
 
 
-def test_times_beside_multicast_and_a_name(lab: Lab, tmp_path: Path) -> None:
-    """Print how long a job takes from the last start on, by each road."""
-    for road in ("multicast", "a name", "a directory"):
-        hosts = [lab.host(network) for network in [lab.network()] * 4] if road == "multicast" else without_udp(lab, 4)
-        if road == "a name":
-            for host in hosts:
-                host.clear_rules()
-                host.drop_multicast()
-        env = {"multicast": {}, "a name": {"MINGLE_PEERS": hosts[0].address()}, "a directory": peers(tmp_path)}[road]
-        took = []
-        for number in range(5):
-            waiting = [hosts[rank].start(train, f"{road} {number}", rank, 4, env=env) for rank in range(3)]
-            time.sleep(1.5)
-            last = hosts[3].start(train, f"{road} {number}", 3, 4, env=env)
-            found = results([*waiting, last])
-            check(found, hosts, hosts[0])
-            took.append(found[3]["elapsed"])
-        print(f"{road}: {', '.join(f'{each * 1000:.0f}' for each in sorted(took))} ms")
+@pytest.mark.soak(5)
+def test_a_process_that_can_only_read_finds_the_host(lab: Lab, tmp_path: Path) -> None:
+    hosts = without_udp(lab, 3)
+    for host in hosts[1:]:
+        host.start(read_only, tmp_path).result()
+    formed(start_ranks(hosts, "reader", env=peers(tmp_path)), hosts)
+    until(lambda: not list(tmp_path.iterdir()))

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.documents import ROOT, named
-from tests.support.levels import chosen, repeated, soaking
+from tests.support.levels import chosen, soaking
 
 from . import Host, Lab, Rank
 from .host import MODULES
-from .torchrun_jobs import SECONDS, torchrun
+from .torchrun_jobs import SECONDS, store_host, torchrun
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -55,22 +55,21 @@ def torchrun_in(directory: str, line: Sequence[str]) -> None:
 class Restarted:
     """A job whose line is started again and again on the hosts that are left."""
 
-    def __init__(self, directory: Path, hosts: list[Host]) -> None:
-        self.script = directory / "train.py"
-        self.script.write_text(named(ROOT / "docs" / "torchrun.md", "checkpoints").text + TRAINING)
+    def __init__(self, directory: Path, nodes: str, script: Path, *, own_disks: bool = False) -> None:
+        self.line = ["--rdzv-backend=mingle", "--rdzv-id=restarted", f"--nnodes={nodes}", "--nproc-per-node=1"]
+        self.line += ["--max-restarts=3", f"--rdzv-conf=discovery_timeout={SECONDS:g},last_call_timeout=3", str(script)]
         self.directory = directory
-        self.hosts = hosts
+        self.own_disks = own_disks
         self.agents: dict[Host, Rank[None]] = {}
         self.every: list[Rank[None]] = []
 
-    def start(self, target: int, *hosts: Host, pause: float = 0.0) -> None:
-        """Run the line on these hosts, up to a step."""
-        line = ["--rdzv-backend=mingle", "--rdzv-id=restarted", "--nnodes=2:3", "--nproc-per-node=1"]
-        line += ["--max-restarts=3", f"--rdzv-conf=discovery_timeout={SECONDS:g},last_call_timeout=3"]
+    def start(self, hosts: Sequence[Host], *arguments: str) -> None:
+        """Run the line on these hosts, in a directory of all or of each."""
         env = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": MODULES}
         for host in hosts:
-            arguments = [*line, str(self.script), str(target), str(pause)]
-            self.agents[host] = host.start(torchrun_in, str(self.directory), arguments, env=env)
+            place = self.directory / host.name if self.own_disks else self.directory
+            place.mkdir(exist_ok=True)
+            self.agents[host] = host.start(torchrun_in, str(place), [*self.line, *arguments], env=env)
             self.every.append(self.agents[host])
 
     def found(self, pattern: str) -> list[str]:
@@ -89,47 +88,39 @@ class Restarted:
     def until_step(self, step: int) -> None:
         self.until(lambda: self.steps() >= step)
 
+    def kill(self, *hosts: Host) -> None:
+        for host in hosts:
+            host.kill()
+            del self.agents[host]
+
     def end(self, hosts: Sequence[Host]) -> None:
         for host in hosts:
             self.agents.pop(host).result(SECONDS)
 
-    def store_host(self) -> Host:
-        said = r"the agents' store is at (\S+):\d+,"
-        stores = [
-            match[1]
-            for agent in self.agents.values()
-            for event in agent.events
-            if event.name == "log" and (match := re.search(said, event["text"]))
-        ]
-        return next(host for host in self.agents if host.address() == stores[-1])
 
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=4))
+@pytest.mark.soak(4)
 @pytest.mark.parametrize("lost", chosen(["host and all"], soak=["nothing", "host"]))
-def test_every_start_makes_ten_further_steps(lab: Lab, tmp_path: Path, lost: str, seed: int) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(3)]
-    job = Restarted(tmp_path, hosts)
+def test_every_start_makes_ten_further_steps(lab: Lab, tmp_path: Path, lost: str) -> None:
+    hosts = lab.lan(3)
+    script = tmp_path / "train.py"
+    script.write_text(named(ROOT / "docs" / "torchrun.md", "checkpoints").text + TRAINING)
+    job = Restarted(tmp_path, "2:3", script)
     for number in range(1, STARTS + 1):
-        target = number * STEPS
+        target = str(number * STEPS)
         if number != 4 or lost == "nothing":
-            job.start(target, *hosts)
+            job.start(hosts, target, "0.0")
             job.end(hosts)
             continue
-        job.start(target, *hosts, pause=1.0)
+        job.start(hosts, target, "1.0")
         job.until_step(33)
-        store = job.store_host()
+        store = store_host(job.agents)
         rest = [host for host in hosts if host is not store]
-        store.kill()
-        del job.agents[store]
+        job.kill(store)
         if lost == "host and all":
             job.until(lambda: len(job.found(r"begins at 3[1-9]$")) > 0)
             job.until_step(job.steps() + 1)
-            for host in rest:
-                host.kill()
-                del job.agents[host]
-            job.start(target, *rest)
+            job.kill(*rest)
+            job.start(rest, target, "0.0")
         job.end(rest)
     begins = [int(step) for step in job.found(r"begins at (\d+)$")]
     regular = [number * STEPS for number in range(STARTS)]
@@ -149,66 +140,50 @@ def test_every_start_makes_ten_further_steps(lab: Lab, tmp_path: Path, lost: str
 # --- shards on each machine's own disk -----------------------------------------------------------------------------
 
 LOCAL_SHARDS = ROOT / "examples" / "torchrun" / "train_local_shards.py"
+FOR_EVER = "--steps=1000000000"
 
 
-class Spread(Restarted):
-    """A job whose ranks keep their shards in a directory of their own machine."""
-
-    def __init__(self, directory: Path, hosts: list[Host]) -> None:
-        super().__init__(directory, hosts)
-        self.script = LOCAL_SHARDS
-
-    def start(self, target: int, *hosts: Host, pause: float = 0.0) -> None:
-        line = ["--rdzv-backend=mingle", "--rdzv-id=spread", "--nnodes=3", "--nproc-per-node=1", "--max-restarts=3"]
-        line += [f"--rdzv-conf=discovery_timeout={SECONDS:g}"]
-        env = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": MODULES}
-        for host in hosts:
-            (own := self.directory / host.name).mkdir(exist_ok=True)
-            self.agents[host] = host.start(
-                torchrun_in, str(own), [*line, str(self.script), f"--steps={target}"], env=env
-            )
-            self.every.append(self.agents[host])
-
-    def continued(self, hosts: Sequence[Host]) -> dict[str, tuple[int, int, str]]:
-        """Rank, step and source of each host's worker in its last start."""
-        said = r"^rank (\d) continues at step (\d+) with its shard from (.+)$"
-        found = {host.name: re.findall(said, self.agents[host].stdout, re.MULTILINE) for host in hosts}
-        return {name: (int(every[-1][0]), int(every[-1][1]), every[-1][2]) for name, every in found.items() if every}
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=4))
-def test_a_new_start_of_all_machines_finds_each_shard_on_its_own_disk(lab: Lab, tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
+def spread(lab: Lab, directory: Path) -> tuple[list[Host], Restarted]:
+    """Hosts in order, and a job whose ranks keep their shards in a directory of their own machine."""
     network = lab.network()
     hosts = [lab.host(network, name=name) for name in ("node1", "node2", "node10")]
-    job = Spread(tmp_path, hosts)
-    job.start(20, *rng.sample(hosts, 3))
+    return hosts, Restarted(directory, "3", LOCAL_SHARDS, own_disks=True)
+
+
+def continued(job: Restarted, hosts: Sequence[Host]) -> list[tuple[int, int, str]]:
+    """Rank, step and source of each host's worker in its last start, of those that have said it."""
+    said = r"^rank (\d) continues at step (\d+) with its shard from (.+)$"
+    found = [re.findall(said, job.agents[host].stdout, re.MULTILINE) for host in hosts]
+    return [(int(every[-1][0]), int(every[-1][1]), every[-1][2]) for every in found if every]
+
+
+@pytest.mark.soak(4)
+def test_a_new_start_of_all_machines_finds_each_shard_on_its_own_disk(lab: Lab, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    hosts, job = spread(lab, tmp_path)
+    job.start(rng.sample(hosts, 3), "--steps=20")
     job.end(hosts)
     for _ in range(2):
         before = job.steps()
-        job.start(10**9, *rng.sample(hosts, 3))
+        job.start(rng.sample(hosts, 3), FOR_EVER)
         job.until_step(before + 100)
-        for host in hosts:
-            host.kill()
-        found = job.continued(hosts)
-        assert [found[host.name][0] for host in hosts] == [0, 1, 2]
-        assert {step for _, step, _ in found.values()} <= {before, before + 10}
-        assert {source for _, _, source in found.values()} == {"its own disk"}
+        found = continued(job, hosts)
+        job.kill(*hosts)
+        assert [rank for rank, _, _ in found] == [0, 1, 2]
+        assert {step for _, step, _ in found} <= {before, before + 10}
+        assert {source for _, _, source in found} == {"its own disk"}
 
 
 def test_a_machine_that_comes_back_gets_the_shard_of_its_new_rank(lab: Lab, tmp_path: Path) -> None:
-    network = lab.network()
-    hosts = [lab.host(network, name=name) for name in ("node1", "node2", "node10")]
-    job = Spread(tmp_path, hosts)
-    job.start(10**9, *hosts)
+    hosts, job = spread(lab, tmp_path)
+    job.start(hosts, FOR_EVER)
     job.until_step(100)
-    hosts[0].kill()
-    job.start(10**9, hosts[0])
-    job.until(lambda: len(job.continued(hosts)) == len(hosts))
-    found = job.continued(hosts)
-    assert [found[host.name][0] for host in hosts] == [2, 0, 1], "who stayed comes first"
-    assert len({step for _, step, _ in found.values()}) == 1
-    assert [found[host.name][2] for host in hosts] == ["rank 1", "rank 2", "rank 0"]
+    job.kill(hosts[0])
+    job.start(hosts[:1], FOR_EVER)
+    job.until(lambda: len(continued(job, hosts)) == len(hosts))
+    found = continued(job, hosts)
+    assert [rank for rank, _, _ in found] == [2, 0, 1], "who stayed comes first"
+    assert len({step for _, step, _ in found}) == 1
+    assert [source for _, _, source in found] == ["rank 1", "rank 2", "rank 0"]
     for host in hosts:
         host.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -147,15 +146,8 @@ class Job:
         return self.stop_file.with_suffix(f".{host.name}")
 
     def store_host(self, hosts: Sequence[Host]) -> Host:
-        """The host that holds the agents' store, by the last word of its agents."""
-        found = [
-            (event.time, match[1])
-            for host in hosts
-            for event in self.agents[host].events
-            if event.name == "log" and (match := _STORE_AT.search(event["text"]))
-        ]
-        address = max(found)[1]
-        return next(host for host in hosts if host.address() == address)
+        """The one of these hosts that holds the agents' store."""
+        return store_host({host: self.agents[host] for host in hosts})
 
     def finish(self, *hosts: Host, seconds: float = SECONDS) -> None:
         """Tell the workers to stop; every agent on these hosts ends well."""
@@ -184,6 +176,18 @@ class Job:
         return "\n".join(lines)
 
 
+def store_host(agents: Mapping[Host, Rank[None]]) -> Host:
+    """The host that holds the agents' store, by the last word of its agents."""
+    found = [
+        (event.time, match[1])
+        for agent in agents.values()
+        for event in agent.events
+        if event.name == "log" and (match := _STORE_AT.search(event["text"]))
+    ]
+    _, address = max(found)
+    return next(host for host in agents if host.address() == address)
+
+
 def said(agent: Rank[None], event: str) -> list[Said]:
     """What the workers of an agent have said so far."""
     whole = [line for line in agent.stdout.splitlines(keepends=True) if line.startswith("{") and line.endswith("}\n")]
@@ -191,8 +195,11 @@ def said(agent: Rank[None], event: str) -> list[Said]:
     return [line for line in lines if line["event"] == event]
 
 
+MakeJob = Callable[..., Job]
+
+
 @contextmanager
-def jobs() -> Iterator[Callable[..., Job]]:
+def jobs() -> Iterator[MakeJob]:
     """Give a maker of jobs, whose files are gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="lab-torchrun-") as directory:
         yield lambda *arguments, **options: Job(Path(directory), *arguments, **options)
@@ -208,10 +215,3 @@ def never_apart(groups: Sequence[tuple[float, frozenset[str]]]) -> None:
         for other, (begin, end) in spans.items():
             if not one & other and first < end and begin < last:
                 raise AssertionError(f"{sorted(one)} and {sorted(other)} trained at the same time: {spans}")
-
-
-def never_back(rounds: Sequence[tuple[float, str, str]]) -> None:
-    """No torchrun gets a round of a session once another session has had one."""
-    order = list(dict.fromkeys(session for _, _, session in rounds))
-    back = [one for one, other in itertools.pairwise(rounds) if order.index(one[2]) > order.index(other[2])]
-    assert not back, f"a round of an earlier session follows {back[0]}: {rounds}"
