@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.levels import chosen, repeated
+from tests.support.levels import chosen
 
 from . import Host, Lab
 from .faults import run, try_rank
-from .scenarios import results, train
+from .scenarios import results, start_ranks
 from .test_healthy import check_hosts
 from .test_run import SECONDS, start
 from .torchrun_jobs import jobs
@@ -69,8 +69,8 @@ def paste(host: Host, lines: list[str]) -> None:
 
 
 def forms(hosts: list[Host], job: str) -> None:
-    ranks = [host.start(train, job, rank, len(hosts)) for rank, host in enumerate(hosts)]
-    assert {result["sum"] for result in results(ranks)} == {len(hosts) * (len(hosts) + 1) // 2}
+    sums = {result["sum"] for result in results(start_ranks(hosts, job))}
+    assert sums == {len(hosts) * (len(hosts) + 1) // 2}
 
 
 def is_content(host: Host) -> bool:
@@ -92,7 +92,7 @@ def lines_of_doctor(host: Host, _rank: int, _job: str) -> list[str]:
     return list(remedy.split("\n")[1:])
 
 
-@pytest.mark.soak
+@pytest.mark.soak(3)
 @pytest.mark.parametrize(
     ("told", "rules"),
     chosen(
@@ -109,20 +109,18 @@ def lines_of_doctor(host: Host, _rank: int, _job: str) -> list[str]:
     ),
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_one_paste_opens_what_a_job_needs_to_its_hosts_alone(
-    lab: Lab, rules: str, told: Callable[[Host, int, str], list[str]], seed: int
+    lab: Lab, rules: str, told: Callable[[Host, int, str], list[str]]
 ) -> None:
-    network = lab.network(link_local=False)
-    hosts = [lab.host(network) for _ in range(2)]
+    hosts = lab.lan(2, link_local=False)
     for host in hosts:
         host.namespace.nft(HOSTS[rules])
     for rank, host in enumerate(hosts):
-        lines = told(host, rank, f"paste {seed}")
+        lines = told(host, rank, "paste")
         assert not any(line.endswith(".") for line in lines), lines
         assert all("10.77.0.0/24" in line or "coutput udp dport" in line for line in lines), lines
         paste(host, lines)
-    forms(hosts, f"pasted {seed}")
+    forms(hosts, "pasted")
     assert is_content(hosts[0])
 
 
@@ -154,15 +152,13 @@ def by_mingle_run(hosts: list[Host]) -> None:
         process.wait_for_output("served", SECONDS)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(3)
 @pytest.mark.parametrize("door", [by_init, by_torchrun, by_mingle_run], ids=["init", "torchrun", "mingle-run"])
 @pytest.mark.parametrize("hooks", chosen([("input", "output")], soak=[("input",)]), ids="-and-".join)
-@pytest.mark.parametrize("seed", repeated(1, soak=3))
 def test_a_job_forms_with_the_rule_set_of_the_page(
-    lab: Lab, hooks: tuple[str, ...], door: Callable[[list[Host]], None], seed: int
+    lab: Lab, hooks: tuple[str, ...], door: Callable[[list[Host]], None]
 ) -> None:
-    network = lab.network("10.0.0.0/24")
-    hosts = [lab.host(network) for _ in range(3)]
+    hosts = lab.lan(3, "10.0.0.0/24")
     for host in hosts:
         for hook in hooks:
             host.namespace.nft(page_rules(hook))
@@ -172,8 +168,7 @@ def test_a_job_forms_with_the_rule_set_of_the_page(
 
 def test_nothing_is_wrong_with_the_rule_set_of_the_page(lab: Lab) -> None:
     """Not for jobs where multicast passes one way only, nor for the commands: unicast answers go to other ports."""
-    network = lab.network("10.0.0.0/24")
-    hosts = [lab.host(network) for _ in range(2)]
+    hosts = lab.lan(2, "10.0.0.0/24")
     for host in hosts:
         for hook in ("input", "output"):
             host.namespace.nft(page_rules(hook))
@@ -182,15 +177,13 @@ def test_nothing_is_wrong_with_the_rule_set_of_the_page(lab: Lab) -> None:
     forms(hosts, "one way")
 
 
-@pytest.mark.parametrize("door", [by_init, by_torchrun], ids=["init", "torchrun"])
-def test_a_job_forms_with_the_port_range_of_the_page(lab: Lab, door: Callable[[list[Host]], None]) -> None:
+def test_a_job_forms_with_the_port_range_of_the_page(lab: Lab) -> None:
     ranged = re.findall(r"^ip saddr .* dport .*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     replaced = re.compile(r"( *ip saddr [^\n]* meta l4proto (udp|tcp) accept[^\n]*\n){2}")
     rules, count = replaced.subn("\n".join([*ranged, ""]), page_rules("input"))
     assert (len(ranged), count) == (2, 1)
-    network = lab.network("10.0.0.0/24")
-    hosts = [lab.host(network) for _ in range(3)]
+    hosts = lab.lan(3, "10.0.0.0/24")
     for host in hosts:
         host.namespace.nft(rules)
-    door(hosts)
+    by_torchrun(hosts)
     assert is_content(hosts[0])

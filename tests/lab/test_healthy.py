@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.support.levels import repeated
-
 from . import Host, Lab
 from .faults import run, said, start, tried, try_rank
 
 
 def one_network(lab: Lab) -> Sequence[Host]:
-    lan = lab.network(ipv6="fd00:77::/64")
-    return [lab.host(lan) for _ in range(3)]
+    return lab.lan(3, ipv6="fd00:77::/64")
 
 
 def two_networks(lab: Lab) -> Sequence[Host]:
@@ -23,13 +20,11 @@ def two_networks(lab: Lab) -> Sequence[Host]:
 
 
 def ipv6_alone(lab: Lab) -> Sequence[Host]:
-    lan = lab.network(None, ipv6="fd00:77::/64")
-    return [lab.host(lan) for _ in range(2)]
+    return lab.lan(2, None, ipv6="fd00:77::/64")
 
 
 def snooping_with_a_querier(lab: Lab) -> Sequence[Host]:
-    lan = lab.network(snooping=True, querier=True)
-    return [lab.host(lan) for _ in range(2)]
+    return lab.lan(2, snooping=True, querier=True)
 
 
 @pytest.mark.parametrize("make", [one_network, two_networks, ipv6_alone, snooping_with_a_querier])
@@ -57,10 +52,8 @@ def check_hosts(hosts: Sequence[Host]) -> None:
         assert told.count("PASS") >= 8
 
 
-@pytest.mark.parametrize("seed", repeated(1, soak=5))
-def test_a_host_on_which_nobody_serves_is_told_from_one_that_is_not_reached(lab: Lab, seed: int) -> None:
-    lan = lab.network()
-    one, other = lab.host(lan), lab.host(lan)
+def test_a_host_on_which_nobody_serves_is_told_from_one_that_is_not_reached(lab: Lab) -> None:
+    one, other = lab.lan(2)
     assert f"FAIL\t{other.address()}\tnothing serves on {other.address()}" in run(
         one, f"doctor --check {other.address()}"
     )
@@ -70,8 +63,7 @@ def test_a_host_on_which_nobody_serves_is_told_from_one_that_is_not_reached(lab:
 
 def test_an_older_program_that_shares_the_port_is_a_rank(lab: Lab) -> None:
     """Ranks of this host hold the port, too, and are no strangers."""
-    lan = lab.network()
-    one, _ = lab.host(lan), lab.host(lan)
+    one, _ = lab.lan(2)
     rank = try_rank(one, 0, discovery_timeout=4)
     rank.wait_for("started")
     told = run(one, "doctor --all")
@@ -79,19 +71,3 @@ def test_an_older_program_that_shares_the_port_is_a_rank(lab: Lab) -> None:
     assert "WARN" not in told
     assert "FAIL" not in told
     assert "PASS\tport" in told
-
-
-def test_watch_tells_who_comes_and_goes(lab: Lab) -> None:
-    lan = lab.network()
-    hosts = [lab.host(lan) for _ in range(3)]
-    watching = start(hosts[2], "watch --timeout 45")
-    # Rank 1 ends first: a rank that looks for its host again is seen, too, and tells nobody of its end.
-    ranks = [try_rank(hosts[0], 0, 3, discovery_timeout=20), try_rank(hosts[1], 1, 3, discovery_timeout=12)]
-    for rank in ranks:
-        rank.result()
-    status, text = watching.result(60)
-    assert status == 0
-    lines = [line.split("\t") for line in text.splitlines()]
-    assert lines[0][0] == "+"
-    assert lines[-1][0] == "-", text
-    assert any(line[1:3] == ["resnet", "open"] and line[5:7] == ["2/3", "2"] for line in lines), text

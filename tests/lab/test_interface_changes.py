@@ -40,8 +40,7 @@ def join(job_id: str, rank: int) -> None:
 
 
 def test_a_network_that_comes_while_a_rank_waits_is_used_at_once(lab: Lab) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(2)]
+    hosts = lab.lan(2)
     hosts[1].ip("link set eth0 down")
     waiting = hosts[1].start(join, "late-network", 1)
     waiting.wait_for("waiting")

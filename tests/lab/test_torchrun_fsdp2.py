@@ -60,8 +60,7 @@ def went_on(before: dict[int, float], after: dict[int, float], saved: int) -> No
 
 
 def test_another_job_continues_on_three_hosts_what_two_hosts_with_two_ranks_saved(lab: Lab, tmp_path: Path) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(3)]
+    hosts = lab.lan(3)
     first = start(hosts[:2], "text", "2", 2, tmp_path, steps=16, save=8)
     for agent in first:
         agent.result(_TRAINED_SECONDS)
@@ -78,8 +77,7 @@ def test_another_job_continues_on_three_hosts_what_two_hosts_with_two_ranks_save
 
 
 def test_three_ranks_continue_when_the_machine_of_rank_0_is_lost(lab: Lab, tmp_path: Path) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(4)]
+    hosts = lab.lan(4)
     agents = start(hosts, "elastic-text", "3:4", 1, tmp_path, steps=100, save=25)
     deadline = time.monotonic() + _TRAINED_SECONDS
     while 28 not in losses(agents, 4):

@@ -46,8 +46,7 @@ def joins(job_id: str, rank: int) -> int:
 
 @pytest.mark.parametrize("logs", [False, True], ids=["stderr", "logging"])
 def test_a_rank_whose_log_is_full_joins_a_job_that_forms_after_its_progress_line(lab: Lab, logs: bool) -> None:
-    network = lab.network()
-    first, last = lab.host(network), lab.host(network)
+    first, last = lab.lan(2)
     # Where a name can't be looked up, torch writes a warning to stderr itself, and waits there for room.
     names = [f"{form}{host.address()} {host.name}\n" for host in (first, last) for form in ("", "::ffff:")]
     for host in (first, last):
